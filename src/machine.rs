@@ -26,6 +26,20 @@ pub fn cluster(
     parse(&text, ranks, kind).map_err(|why| anyhow::anyhow!("{name}: {why}"))
 }
 
+/// The cluster for a plan. On a measured machine with one GPU, more ranks share it, as processes under MPS.
+pub fn shared_cluster(name: &str, ranks: Option<usize>) -> anyhow::Result<Cluster> {
+    let cluster = cluster(name, ranks, None)?;
+    let is_machine = Path::new(name).extension().is_some_and(|extension| extension == "toml");
+    Ok(match ranks {
+        Some(ranks)
+            if is_machine && cluster.has_gpus() && cluster.ranks == Some(1) && ranks > 1 =>
+        {
+            cluster.shared_by(ranks, true)
+        }
+        _ => cluster,
+    })
+}
+
 /// Parses a cluster, or one of the tables `[gpu.NAME]` and `[shared.RANKS]` of a file written by `bench machine`.
 fn parse(text: &str, ranks: Option<usize>, kind: Option<DeviceType>) -> Result<Cluster, String> {
     let file: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;

@@ -100,6 +100,19 @@ fn errors_suggest_a_fix() {
     }
 }
 
+/// A machine with one GPU that has more ranks shares it among them.
+#[test]
+fn ranks_share_the_only_gpu_of_a_machine() {
+    let machine = "crates/sim/tests/measured/h200.toml";
+    let output = lockstep(&["plan", "examples/grammar.toml", "--cluster", machine]);
+    assert!(output.status.success(), "{}", err(&output));
+    let text = out(&output);
+    assert!(
+        text.contains("one H200, shared by 2 ranks") && text.contains("device memory"),
+        "{text}"
+    );
+}
+
 /// A search offloads if nothing fits without, and only then; a mode of the run is kept.
 #[test]
 fn a_search_offloads_what_does_not_fit() {

@@ -3,12 +3,15 @@
 use std::sync::OnceLock;
 
 use crate::print::{print_error, print_line};
-use lockstep_comm::{NcclReport, World};
-use lockstep_cuda::Gpu;
+use lockstep_comm::{DeviceEngine, NcclReport, World};
+use lockstep_cuda::{Gpu, mps_runs};
 use lockstep_kernels::{CudaLibrary, CudaReport, Device};
 use lockstep_launch::identity;
 use lockstep_launch::topology::{self, Topology};
 use lockstep_plan::{DeviceType, Plan};
+use lockstep_sim::Cluster;
+
+use crate::world::Engine;
 
 /// The device of a rank.
 pub fn open(plan: &Plan, world: &World) -> anyhow::Result<Device> {
@@ -55,11 +58,35 @@ pub fn describe(device: &Device, plan: &Plan) -> Option<String> {
     Some(line)
 }
 
-/// Whether ranks share a GPU, because a host has more ranks than GPUs.
-pub fn is_shared(plan: &Plan, world: &World) -> bool {
+/// The described cluster as the ranks of this world use it. If they share a GPU, it is one GPU shared by all. An error says
+/// why no time can be predicted.
+pub fn as_used(
+    cluster: Cluster,
+    plan: &Plan,
+    world: &World,
+    engine: Engine,
+) -> Result<Cluster, String> {
     let on_host = |host: usize| world.hosts().iter().filter(|other| **other == host).count();
     let most = world.hosts().iter().map(|host| on_host(*host)).max().unwrap_or(1);
-    plan.device.kind == DeviceType::Cuda && Device::cuda_count().is_ok_and(|gpus| most > gpus)
+    let gpus = match plan.device.kind {
+        DeviceType::Cuda => Device::cuda_count().unwrap_or(most),
+        DeviceType::Cpu => most,
+    };
+    let processes = engine != Engine::Threads;
+    let shared = matches!(plan.comm.device_engine, DeviceEngine::Auto | DeviceEngine::Shared);
+    if most <= gpus {
+        Ok(cluster)
+    } else if gpus > 1 || most < plan.ranks {
+        Err("predictions are for a GPU per rank, or one GPU for all ranks".into())
+    } else if !shared {
+        Err("ranks share a GPU, and predictions assume comm.device_engine=shared".into())
+    } else if processes && !mps_runs() {
+        Err("processes take turns on a GPU that they share without MPS; start it with \
+             `nvidia-cuda-mps-control -d`, or use --engine threads"
+            .into())
+    } else {
+        Ok(cluster.shared_by(plan.ranks, processes))
+    }
 }
 
 /// Chooses the engine of collectives on device memory. Rank 0 prints it once, with the reason.

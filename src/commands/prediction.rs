@@ -124,15 +124,15 @@ impl Prediction {
             .map(|path| (machine::cluster(&path, Some(plan.ranks), Some(plan.device.kind)), path))
         {
             None => (None, None),
-            Some(_) if device::is_shared(plan, world) => {
-                (None, Some("ranks share a GPU, and predictions are for a GPU per rank".into()))
-            }
-            Some((Ok(machine), path)) => {
-                let options = Options::default();
-                let found = estimate(plan, &machine, &options);
-                warning = slow_tensor(plan, &machine, &options, &found);
-                (Some((found.step_s, path)), None)
-            }
+            Some((Ok(machine), path)) => match device::as_used(machine, plan, world, engine) {
+                Ok(machine) => {
+                    let options = Options::default();
+                    let found = estimate(plan, &machine, &options);
+                    warning = slow_tensor(plan, &machine, &options, &found);
+                    (Some((found.step_s, path)), None)
+                }
+                Err(why) => (None, Some(why)),
+            },
             // The default file is optional.
             Some((Err(why), _)) if cluster.is_none() => (None, Some(format!("{why:#}"))),
             Some((Err(why), _)) => return Err(why),

@@ -8,16 +8,15 @@ take turns. The table has medians over the rounds and the ratio to FSDP2. `--mem
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 from configs import CONFIGS
+from programs import print_record, run
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -56,17 +55,6 @@ def lockstep(args, offload):
 def common(args):
     words = ["--config", args.config, "--dtype", args.dtype, "--seconds", args.seconds]
     return words + (["--memory-gib", args.memory_gib] if args.memory_gib else [])
-
-
-def run(words):
-    """Runs a program to its end: the object that it printed, or nothing."""
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0 or not found:
-        said = done.stderr.strip().splitlines()[-8:] or ["it said nothing"]
-        print(f"exit {done.returncode}: " + "\n".join(said), file=sys.stderr)
-        return None
-    return found[-1]
 
 
 def summary(records):
@@ -129,14 +117,8 @@ def fsdp(args):
         start = time.perf_counter()
         last = step()
         times.append(time.perf_counter() - start)
-    middle = len(times) // 2
-    print(json.dumps({
-        "program": "fsdp2-offload", "config": args.config, "dtype": args.dtype, "steps": len(times),
-        "tokens_per_s": c.tokens / sorted(times)[middle], "step_ms": 1e3 * sorted(times)[middle],
-        "sustained_tokens_per_s": c.tokens * (len(times) - middle) / sum(times[middle:]),
-        "peak_bytes": torch.cuda.max_memory_reserved(), "allocated_bytes": torch.cuda.max_memory_allocated(),
-        "first_loss": first, "last_loss": last, "torch": torch.__version__,
-    }))
+    reserved = torch.cuda.max_memory_reserved()
+    print_record("fsdp2-offload", args, c.tokens, times, peak_bytes=reserved, first_loss=first, last_loss=last)
     torch.distributed.destroy_process_group()
 
 

@@ -8,7 +8,6 @@ a collective takes milliseconds. With `--torch` this file is one rank of the pee
 """
 
 import argparse
-import json
 import os
 import socket
 import statistics
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 
 from configs import CONFIGS
+from programs import print_record, run
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -76,7 +76,7 @@ def lockstep(args, name):
         file.write_text(run_file(CONFIGS[args.config], name))
         words = [args.lockstep, "bench", "step", "--config", file, "--dtype", args.dtype, "--json"]
         words += ["--seconds", args.seconds, *(f"--set=layout.{word}" for word in LAYOUTS[name])]
-        return run(words, os.environ)
+        return run(words)
 
 
 def run_file(c, name):
@@ -101,21 +101,12 @@ def peer(args, how):
     other = subprocess.Popen(
         [str(word) for word in words], env=environment | {"RANK": "1"}, stdout=subprocess.DEVNULL
     )
-    try:
-        return run(words, environment | {"RANK": "0"})
-    finally:
-        other.wait(60)
-
-
-def run(words, environment):
-    """Runs a program to its end: the object that it printed, or nothing."""
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=environment)
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0 or not found:
-        said = done.stderr.strip().splitlines()[-12:] or ["it said nothing"]
-        print(f"exit {done.returncode}: " + "\n".join(said), file=sys.stderr)
-        return None
-    return found[-1]
+    record = run(words, environment | {"RANK": "0"})
+    if record is None:
+        # It may wait for a rank that is gone.
+        other.kill()
+    other.wait()
+    return record
 
 
 def torch_rank(args):
@@ -171,15 +162,9 @@ def torch_rank(args):
         start = time.perf_counter()
         last = step()
         times.append(time.perf_counter() - start)
-    middle = len(times) // 2
     if torch.distributed.get_rank() == 0:
-        print(json.dumps({
-            "program": args.torch, "config": args.config, "dtype": args.dtype, "steps": len(times),
-            "step_ms": 1e3 * sorted(times)[middle],
-            "sustained_tokens_per_s": c.tokens * (len(times) - middle) / sum(times[middle:]),
-            "peak_bytes": torch.cuda.max_memory_allocated(), "first_loss": first, "last_loss": last,
-            "torch": torch.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        }), flush=True)
+        allocated = torch.cuda.max_memory_allocated()
+        print_record(args.torch, args, c.tokens, times, peak_bytes=allocated, first_loss=first, last_loss=last)
     torch.distributed.destroy_process_group()
 
 

@@ -8,12 +8,12 @@ over rounds. README.md tells what is measured and how to read it.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from configs import CONFIGS
+from programs import run
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -49,13 +49,10 @@ def start(args, program, config):
         else:
             words = [args.python, HERE / "torch_step.py", "--config", config, "--dtype", args.dtype]
             words += ["--how", program.removeprefix("torch-"), "--seconds", args.seconds]
-        done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0 or not found:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        print(f"{program} cannot do {config}: exit {done.returncode}: {said}", file=sys.stderr)
-        return None
-    return found[-1]
+        record = run(words)
+    if record is None:
+        print(f"{program} cannot do {config}", file=sys.stderr)
+    return record
 
 
 def table(config, programs, records):

@@ -135,6 +135,15 @@ pub fn walk(schedule: &Schedule, passes: &PassTimes) -> (FinishTimes, f64) {
 }
 
 impl FinishTimes {
+    /// Times of ranks that share a device: while one waits, the others get its share, so that the device is never idle and
+    /// all ranks are done when the work of all is.
+    pub fn on_one_device(mut self) -> FinishTimes {
+        let done = self.busy.iter().sum::<f64>() / self.busy.len() as f64;
+        self.last.fill(done);
+        self.span.fill(done);
+        self
+    }
+
     /// Time at which all ranks are done.
     pub fn makespan(&self) -> f64 {
         self.last.iter().copied().fold(0.0, f64::max)

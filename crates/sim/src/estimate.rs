@@ -79,6 +79,22 @@ impl Time {
         self.tensor + self.context + self.expert + self.data
     }
 
+    /// The mean of ranks that share a device: each gets the time that others do not use.
+    pub(crate) fn mean(ranks: &[Time]) -> Time {
+        let mean = |of: fn(&Time) -> f64| ranks.iter().map(of).sum::<f64>() / ranks.len() as f64;
+        Time {
+            compute: mean(|time| time.compute),
+            host: mean(|time| time.host),
+            tensor: mean(|time| time.tensor),
+            context: mean(|time| time.context),
+            expert: mean(|time| time.expert),
+            data: mean(|time| time.data),
+            bubble: mean(|time| time.bubble),
+            optimizer: mean(|time| time.optimizer),
+            straggling: mean(|time| time.straggling),
+        }
+    }
+
     pub fn total(&self) -> f64 {
         self.compute + self.host + self.exposed() + self.bubble + self.optimizer + self.straggling
     }

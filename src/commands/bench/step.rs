@@ -14,7 +14,7 @@ use lockstep_trainer::{PeakRate, Rank, dtype, measure_peak};
 
 use crate::commands::{device, prediction};
 use crate::machine;
-use crate::print::print_line;
+use crate::print::{print_error, print_line};
 use crate::run_file::RunFile;
 use crate::world::{self, Engine};
 
@@ -233,10 +233,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
             peak_flops: peak.flops_per_s(),
             peak_bytes: resident[0] as u64,
         };
-        let predicted = match device::is_shared(plan, world) {
-            true => None,
-            false => predict(plan, args.machine.as_deref())?,
-        };
+        let predicted = predict(args, plan, world)?;
         let record = record(args, plan, &device, &measured, predicted);
         if args.json {
             print_line!("{}", serde_json::to_string(&record)?);
@@ -275,16 +272,24 @@ struct Measured {
     peak_bytes: u64,
 }
 
-/// Prediction with the given machine description, or with runs/machine.toml if it describes the device.
-fn predict(plan: &Plan, path: Option<&str>) -> anyhow::Result<Option<Estimate>> {
+/// Prediction with the given machine description, or with runs/machine.toml if it describes the device. Prints why there is
+/// none for the layout.
+fn predict(args: &Args, plan: &Plan, world: &World) -> anyhow::Result<Option<Estimate>> {
     let read = |path: &str| machine::cluster(path, Some(plan.ranks), Some(plan.device.kind));
     let default = "runs/machine.toml";
-    let cluster = match path {
+    let cluster = match args.machine.as_deref() {
         Some(path) => Some(read(path)?),
         // The default file is optional.
         None => Path::new(default).exists().then(|| read(default).ok()).flatten(),
     };
-    Ok(cluster.map(|cluster| estimate(plan, &cluster, &Options::default())))
+    let Some(cluster) = cluster else { return Ok(None) };
+    match device::as_used(cluster, plan, world, args.engine) {
+        Ok(cluster) => Ok(Some(estimate(plan, &cluster, &Options::default()))),
+        Err(why) => {
+            print_error!("note: no step time is predicted: {why}");
+            Ok(None)
+        }
+    }
 }
 
 fn record(

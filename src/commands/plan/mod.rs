@@ -201,7 +201,7 @@ fn read_input(args: &Args) -> anyhow::Result<Input> {
     };
     let laid_out = config.layout.data.is_some() || config.ranks() > 1;
     let typed = args.ranks.or(laid_out.then(|| config.ranks()));
-    let cluster = machine::cluster(&args.cluster, typed, None)?;
+    let cluster = machine::shared_cluster(&args.cluster, typed)?;
     let ranks = match args.search.is_some() {
         true => args.ranks.or(cluster.ranks).or(typed),
         false => typed.or(cluster.ranks),

@@ -26,6 +26,9 @@ pub struct GpuMeasurement {
     pub steps: Vec<MeasuredStep>,
     /// A step of a model so small that it is limited by the host.
     pub tiny: MeasuredStep,
+    /// A step of the same model with fewer layers, which tells the costs of a step from those of a kernel.
+    #[serde(default)]
+    pub tiniest: Option<MeasuredStep>,
 }
 
 /// Causal self-attention of `rows` = sequences × heads.
@@ -55,7 +58,8 @@ pub fn fit_gpu(cluster: &Cluster, measured: &GpuMeasurement) -> Result<Fitted, S
     let mut neutral = cluster.clone();
     neutral.skew = Curve::default();
     let device = &mut neutral.accelerator;
-    (device.efficiency, device.kernel_gap_us, device.launch_us) = (None, 0.0, 0.0);
+    (device.efficiency, device.kernel_gap_us) = (None, 0.0);
+    (device.launch_us, device.step_us) = (0.0, 0.0);
     device.kernel_us = 1e6 * measured.kernel;
     device.stream = measured.copy_rate / (device.bandwidth_gbs * 1e9);
     device.host_gbs = Some(measured.host_rates.map(|rate| rate * 1e-9));
@@ -65,8 +69,7 @@ pub fn fit_gpu(cluster: &Cluster, measured: &GpuMeasurement) -> Result<Fitted, S
     let device = &mut fitted.cluster.accelerator;
     // The device is never idle in these steps: the host is ahead of it.
     device.kernel_gap_us = 0.0;
-    device.launch_us = 1e6 * measured.launch;
-    fitted.cluster.accelerator.launch_us = launch_us(&fitted.cluster, &measured.tiny);
+    fit_host(&mut fitted.cluster, measured);
     fitted.cluster.check()?;
     Ok(fitted)
 }
@@ -114,17 +117,32 @@ fn attention_rates(cluster: &Cluster, measured: &[MeasuredAttention]) -> Attenti
     rates
 }
 
-/// Microseconds per kernel launch that reproduce the step of the tiny model. At least 0.
-fn launch_us(cluster: &Cluster, tiny: &MeasuredStep) -> f64 {
-    let seconds = |launch_us: f64| {
+/// Fits the time per kernel launch to the difference between the tiny models, and the time per step to what remains. With
+/// one model, all of its time is that of launches.
+fn fit_host(cluster: &mut Cluster, measured: &GpuMeasurement) {
+    let seconds = |[launch_us, step_us]: [f64; 2], step: &MeasuredStep| {
         let mut cluster = cluster.clone();
-        cluster.accelerator.launch_us = launch_us;
-        estimate(&tiny.plan, &cluster, &Options::default()).step_s
+        (cluster.accelerator.launch_us, cluster.accelerator.step_us) = (launch_us, step_us);
+        estimate(&step.plan, &cluster, &Options::default()).step_s
     };
-    let (mut least, mut most) = (0.0, 1e3);
-    for _ in 0..40 {
+    let tiny = &measured.tiny;
+    let found = match &measured.tiniest {
+        None => [solve(tiny.step, |launch_us| seconds([launch_us, 0.0], tiny)), 0.0],
+        Some(tiniest) => {
+            let more = |launch| seconds([launch, 0.0], tiny) - seconds([launch, 0.0], tiniest);
+            let launch_us = solve(tiny.step - tiniest.step, more);
+            [launch_us, solve(tiniest.step, |step_us| seconds([launch_us, step_us], tiniest))]
+        }
+    };
+    [cluster.accelerator.launch_us, cluster.accelerator.step_us] = found;
+}
+
+/// The number between 0 and 1,000,000 at which a function that does not fall reaches `wanted`; 0 if it exceeds it everywhere.
+fn solve(wanted: f64, of: impl Fn(f64) -> f64) -> f64 {
+    let (mut least, mut most) = (0.0, 1e6);
+    for _ in 0..50 {
         let middle = (least + most) / 2.0;
-        if seconds(middle) < tiny.step {
+        if of(middle) < wanted {
             least = middle;
         } else {
             most = middle;

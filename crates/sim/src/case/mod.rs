@@ -105,6 +105,11 @@ impl<'a> Case<'a> {
         }
     }
 
+    /// Whether communication overlaps with compute. On one device that ranks share, it takes time from compute.
+    pub fn overlaps(&self) -> bool {
+        self.policy.overlap && !self.cluster.engine.shares_accelerator()
+    }
+
     pub fn software(&self) -> &Software {
         &self.options.software
     }
@@ -157,9 +162,14 @@ impl<'a> Case<'a> {
         self.rate() * if self.fp8() { self.cluster.accelerator.matmul.fp8 } else { 1.0 }
     }
 
-    /// Measured efficiency of an operation class at a size, if there is one.
+    /// Measured efficiency of an operation class at a size, if there is one. Ranks that share an accelerator fill it as
+    /// well as one rank with all of their work.
     pub fn measured(&self, kind: OpClass, size: f64) -> Option<f64> {
         let efficiency = self.cluster.accelerator.efficiency.as_ref()?;
+        let size = match kind {
+            OpClass::Attention | OpClass::Matmul => size,
+            _ => size * self.cluster.ranks_per_accelerator(self.plan.ranks) as f64,
+        };
         efficiency.curve(self.plan.precision.compute, self.shape().family, kind).at(size)
     }
 

@@ -19,6 +19,10 @@ pub struct Accelerator {
     pub kernel_us: f64,
     /// Time for the host to launch a kernel. The device waits if this exceeds its compute time.
     pub launch_us: f64,
+    /// Time of the host once per step, with the device idle: reading loss and norm, and starting the next step. Updates of
+    /// the optimizer overlap with it.
+    #[serde(default)]
+    pub step_us: f64,
     pub matmul: Matmul,
     /// Fused attention, forward and backward: fraction of the peak reached on the causal FLOPs, and the rows
     /// (sequences × heads × positions) at which half of that fraction is reached.

@@ -26,6 +26,11 @@ pub(super) fn check(cluster: &Cluster) -> Result<(), String> {
         mistakes.deviation(deviation);
     }
     mistakes.accelerator(&cluster.accelerator);
+    if cluster.engine.shares_accelerator() && cluster.cores.is_some() {
+        mistakes.add(
+            "ranks share an accelerator or cores, not both; remove `cores` or `engine`".into(),
+        );
+    }
     // The number of hosts is known only if the numbers above are valid.
     match mistakes.found.is_empty() {
         true => cluster.ranks.map_or(Ok(()), |ranks| check_size(cluster, ranks)),
@@ -45,6 +50,13 @@ pub(super) fn check_size(cluster: &Cluster, ranks: usize) -> Result<(), String> 
         ));
     }
     let all = cluster.ranks.unwrap_or(ranks);
+    if cluster.engine.shares_accelerator() && all > cluster.per_host {
+        let per_host = cluster.per_host;
+        return Err(format!(
+            "{all} ranks cannot share one accelerator that per_host={per_host} ranks use; set per_host={all}, or describe \
+             links between hosts and another engine"
+        ));
+    }
     let hosts = all.div_ceil(cluster.per_host);
     let fix = "correct the number, or set `ranks` to the size of the cluster";
     for deviation in &cluster.differs {
@@ -167,6 +179,7 @@ impl Mistakes {
         self.positive("stream", accelerator.stream);
         self.not_negative("kernel_us", accelerator.kernel_us);
         self.not_negative("launch_us", accelerator.launch_us);
+        self.not_negative("step_us", accelerator.step_us);
         self.not_negative("kernel_gap_us", accelerator.kernel_gap_us);
         self.not_negative("reserve_gib", accelerator.reserve_gib);
         for (fraction, rows) in accelerator.attention {

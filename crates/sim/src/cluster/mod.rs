@@ -6,15 +6,14 @@ mod attention;
 mod check;
 mod efficiency;
 mod link;
+mod sharing;
 
 pub use accelerator::{Accelerator, Matmul, MatmulOverhead, MatmulOverheads, Peak};
 pub use attention::{AttentionRate, AttentionRates};
 pub use efficiency::{Curve, Efficiency, FamilyCurves, OpCurves};
 pub use link::Link;
 
-use std::borrow::Cow;
-
-use lockstep_plan::{Environment, Plan};
+use lockstep_plan::Environment;
 use serde::{Deserialize, Serialize};
 
 const BUILT_IN: &str = include_str!("built_in.toml");
@@ -58,6 +57,12 @@ pub enum Engine {
     Nccl,
     /// The algorithms of `comm`, priced by their own cost formulas.
     Lockstep,
+    /// The ranks of the host are threads that share its accelerator. A collective is one kernel over the buffers of all
+    /// members; the link describes the accelerator's memory.
+    Shared,
+    /// The same for processes, under MPS: members other than the first copy their buffers to and from memory that other
+    /// processes can open.
+    Staged,
 }
 
 /// Ranks that are slower or have less memory than the others.
@@ -184,47 +189,6 @@ impl Cluster {
     /// Bytes per second that a rank sends over a link while its neighbours do the same.
     pub fn bandwidth(&self, link: usize) -> f64 {
         self.links[link].bandwidth(self.per_host)
-    }
-
-    /// The cluster as one of `ranks` ranks of a plan sees it: its share of the cores, or a GPU with the rates of TF32 if
-    /// the plan uses it.
-    pub(crate) fn for_rank(&self, ranks: usize, plan: &Plan) -> Cow<'_, Cluster> {
-        match self.accelerator.peak.tf32.filter(|_| plan.device.tf32 && self.has_gpus()) {
-            None => self.shared(ranks, plan.train.threads),
-            Some(peak) => {
-                let mut cluster = self.clone();
-                cluster.accelerator.peak.f32 = peak;
-                if let Some(overheads) = &mut cluster.accelerator.matmul.overheads {
-                    overheads.f32 = overheads.tf32.unwrap_or(overheads.f32);
-                }
-                Cow::Owned(cluster)
-            }
-        }
-    }
-
-    /// The cluster with the share of the accelerator that one of `ranks` ranks with `threads` threads gets.
-    pub fn shared(&self, ranks: usize, threads: usize) -> Cow<'_, Cluster> {
-        if self.cores.is_none() {
-            return Cow::Borrowed(self);
-        }
-        let together = ranks.min(self.per_host) as f64;
-        let computing = self.share(ranks, threads);
-        let Accelerator { peak, memory_gib, bandwidth_gbs, .. } = self.accelerator;
-        let peak =
-            Peak { f32: peak.f32 * computing, bf16: peak.bf16 * computing, fp8: None, tf32: None };
-        let accelerator = Accelerator {
-            peak,
-            memory_gib: memory_gib / together,
-            bandwidth_gbs: bandwidth_gbs / together,
-            ..self.accelerator.clone()
-        };
-        Cow::Owned(Cluster { accelerator, ..self.clone() })
-    }
-
-    /// Fraction of the host's cores that a rank gets. Threads in excess of the cores take turns.
-    pub(crate) fn share(&self, ranks: usize, threads: usize) -> f64 {
-        let together = ranks.min(self.per_host) as f64;
-        self.cores.map_or(1.0, |cores| (threads as f64 / cores as f64).min(1.0 / together))
     }
 
     /// Whether all ranks are equal.

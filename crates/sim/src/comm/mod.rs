@@ -2,6 +2,7 @@
 
 mod exact;
 mod flows;
+mod in_memory;
 
 pub use exact::traffic;
 pub use flows::Flow;
@@ -45,6 +46,9 @@ pub fn seconds(
         return 0.0;
     }
     match (cluster.engine, collective) {
+        (Engine::Shared | Engine::Staged, _) => {
+            in_memory::seconds(cluster, placement, collective, bytes)
+        }
         (_, Collective::SendRecv) => sent(cluster, placement, bytes),
         (Engine::Lockstep, _) => by_comm(cluster, placement, collective, bytes),
         (Engine::Nccl, Collective::AllToAll | Collective::AllToAllV) => {

@@ -64,7 +64,7 @@ impl After {
         let backward = if shared { (backward - send).max(0.0) } else { backward };
         let tied = if rank == 0 || rank + 1 == case.pipe() { self.tied } else { 0.0 };
         let stages = (case.layout().chunks * case.layers(rank)).max(1) as f64;
-        match case.policy.overlap {
+        match case.overlaps() {
             true => {
                 let exposed = (reductions - backward).max(reductions / (stages + 1.0));
                 exposed + OVERLAP_COST * reductions.min(backward) + tied
@@ -123,7 +123,9 @@ fn buckets(case: &Case, bytes: f64) -> f64 {
     let blocks = (case.layout().chunks * case.layers(0) + 2) as f64;
     match case.cluster.engine {
         Engine::Nccl => 1.0,
-        Engine::Lockstep => (bytes / case.plan.comm.bucket_bytes as f64).ceil().clamp(1.0, blocks),
+        Engine::Lockstep | Engine::Shared | Engine::Staged => {
+            (bytes / case.plan.comm.bucket_bytes as f64).ceil().clamp(1.0, blocks)
+        }
     }
 }
 

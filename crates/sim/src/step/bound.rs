@@ -47,6 +47,9 @@ pub(crate) fn bound(case: &Case, blocks: &Blocks) -> f64 {
     let exposed = |backward: f64| after.exposed(case, 0, backward, 0.0);
     // Updates on the host overlap with the next forward pass.
     let step = if case.offloads().optimizer() { 0.0 } else { after.step(0) };
+    // On one device the other ranks, which may have less to update, take no longer than all together.
+    let step =
+        if case.cluster.engine.shares_accelerator() { step / case.pipe() as f64 } else { step };
     EXTRAPOLATED * (until_reduced(case, blocks, exposed) + step + after.gather(0))
 }
 
@@ -82,6 +85,9 @@ fn until_reduced(case: &Case, blocks: &Blocks, exposed: impl Fn(f64) -> f64) -> 
         }
     }
     let exposed = exposed(backward);
+    if case.cluster.engine.shares_accelerator() {
+        return busy.iter().sum::<f64>() / pipe as f64 + exposed;
+    }
     let mut until = busy[0] + exposed;
     let (mut before, mut behind) = (0.0, 0.0);
     for rank in 0..pipe {

@@ -245,7 +245,7 @@ impl Inside {
         [mixtures, leading, tables]: [f64; 3],
         waits: &mut Waits,
     ) {
-        let overlap = case.policy.overlap;
+        let overlap = case.overlaps();
         let shared = case.context().link(case.cluster) == case.shard().link(case.cluster);
         let layers = mixtures + leading;
         let rings = self.ring.map(|seconds| if shared { seconds * layers } else { 0.0 });

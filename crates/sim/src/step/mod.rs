@@ -181,7 +181,11 @@ fn walk(case: &Case, costs: &Costs, speed: &Speed) -> Walked {
         sum.data += micros * waits.data / link;
     }
     let kind = if pipe == 1 { ScheduleKind::OneForwardOneBackward } else { case.layout().schedule };
-    let ends = finish_times(kind, pipe, case.micros(), &lasts);
+    let mut ends = finish_times(kind, pipe, case.micros(), &lasts);
+    let on_one_device = case.cluster.engine.shares_accelerator();
+    if on_one_device {
+        ends = ends.on_one_device();
+    }
     // Reductions, then all ranks wait for the norm, then each updates its parameters.
     let slow = speed.slowest_link;
     let mut reduced: f64 = 0.0;
@@ -198,18 +202,32 @@ fn walk(case: &Case, costs: &Costs, speed: &Speed) -> Walked {
             }
         };
     }
+    if on_one_device {
+        let (time, by) = (Time::mean(&sums), mean(&kinds));
+        sums.fill(time);
+        kinds.fill(by);
+    }
     let stepped = sums.iter().map(|sum| sum.optimizer).fold(0.0, f64::max);
     let gather = (0..pipe).map(|rank| after.gather(rank) / slow).fold(0.0, f64::max);
     let busiest = (0..pipe).max_by(|a, b| sums[*a].total().total_cmp(&sums[*b].total()));
     let rank = busiest.expect("a pipeline has a rank");
     // Ranks that share cores do not arrive at a collective at the same time.
     let mut time = sums[rank];
+    // The host begins the next step while the device updates the parameters.
+    let between = (1e-6 * case.cluster.accelerator.step_us - stepped).max(0.0);
+    time.host += between;
     let busy = time.compute + time.host + time.optimizer;
     let late = busy * case.cluster.skew.at(busy).unwrap_or(0.0);
     time.straggling = if case.plan.ranks > 1 { late } else { 0.0 };
-    let seconds = reduced + stepped + gather + time.straggling;
+    let seconds = reduced + stepped + gather + between + time.straggling;
     time.bubble = seconds - time.total();
     let mut by = kinds[rank];
     by[OpClass::Optimizer as usize] += time.optimizer;
     Walked { seconds, rank, time, forward, input, weights, busy: ends.busy, by }
+}
+
+/// The mean over ranks, by class.
+fn mean(kinds: &[ByClass]) -> ByClass {
+    let sum = |kind: usize| kinds.iter().map(|by| by[kind]).sum::<f64>();
+    std::array::from_fn(|kind| sum(kind) / kinds.len() as f64)
 }

@@ -178,6 +178,7 @@ fn made_up_gpu() -> Cluster {
     cluster.links[0].span = None;
     let device = &mut cluster.accelerator;
     (device.stream, device.kernel_us, device.launch_us) = (0.8, 2.0, 4.0);
+    device.step_us = 300.0;
     (device.peak.tf32, device.host_gbs) = (Some(494.5), Some([50.0, 40.0]));
     let shape = &mut device.matmul;
     (shape.units, shape.tiles) = (1, vec![(1, 1, 1.0)]);
@@ -219,7 +220,20 @@ fn gpu_step(gpu: &Cluster, family: &str, compute: &str, sizes: [usize; 2]) -> Me
          [train]\nmicro_batch = 8\nglobal_batch = 8\n[device]\nkind = \"cuda\"\n[precision]\ncompute = \"{compute}\"\n",
         dim / 64
     );
-    let plan = gpu_plan(&text);
+    measured_step(gpu, &text)
+}
+
+/// A step that the made-up host limits.
+fn tiny_step(gpu: &Cluster, layers: usize) -> MeasuredStep {
+    let text = format!(
+        "[model]\nfamily = \"gpt2\"\ndim = 128\nlayers = {layers}\nheads = 4\nseq = 128\nvocab = 512\n\
+         [train]\nmicro_batch = 8\nglobal_batch = 8\n[device]\nkind = \"cuda\"\n[precision]\ncompute = \"bf16\"\n"
+    );
+    measured_step(gpu, &text)
+}
+
+fn measured_step(gpu: &Cluster, text: &str) -> MeasuredStep {
+    let plan = gpu_plan(text);
     let found = estimate(&plan, gpu, &Options::default());
     let mut by = [0.0; OpClass::ALL.len()];
     found.computing.iter().for_each(|(kind, seconds)| by[*kind as usize] = *seconds);
@@ -294,7 +308,8 @@ fn a_synthetic_gpu_is_recovered() {
         kernel: 2e-6,
         launch: 4e-6,
         steps,
-        tiny: gpu_step(&gpu, "gpt2", "bf16", [64, 12]),
+        tiny: tiny_step(&gpu, 6),
+        tiniest: Some(tiny_step(&gpu, 2)),
     };
     let found = fit_gpu(&Cluster::built_in("h200").unwrap(), &measured).unwrap();
     assert!(found.matmul_error < 1e-6, "{}", found.matmul_error);
@@ -302,6 +317,13 @@ fn a_synthetic_gpu_is_recovered() {
         assert!((with - 1.0).abs() < 0.03, "{:?}: {with}", step.plan.model);
     }
     let fitted = &found.cluster.accelerator;
+    let near = |found: f64, made: f64| (found / made - 1.0).abs() < 0.1;
+    assert!(near(fitted.launch_us, 4.0), "{}", fitted.launch_us);
+    assert!(near(fitted.step_us, 300.0), "{}", fitted.step_us);
+    // Without the smaller of the tiny models, all of the time is that of launches.
+    let one = GpuMeasurement { tiniest: None, ..measured.clone() };
+    let one = fit_gpu(&Cluster::built_in("h200").unwrap(), &one).unwrap().cluster.accelerator;
+    assert!(one.launch_us > 4.5 && one.step_us == 0.0, "{}", one.launch_us);
     assert_eq!(fitted.peak.bf16, 989.0, "that of the data sheet");
     let best = |overheads: &MatmulOverheads| [overheads.f32.best, overheads.tf32.unwrap().best];
     let found_best = best(fitted.matmul.overheads.as_ref().unwrap());

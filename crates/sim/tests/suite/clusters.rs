@@ -328,3 +328,68 @@ fn ranks_share_rails_and_up_links() {
     let all = GroupPlacement { members: 8, stride: 1 };
     assert!((seconds(2, 1.0, all) - 0.875 / 20.0).abs() < 1e-9);
 }
+
+/// All-reduces of threads, measured on an H200: ranks, MiB, and microseconds.
+#[test]
+fn collectives_in_the_memory_of_an_h200_take_as_long_as_measured() {
+    let one = Cluster::parse(include_str!("../measured/h200.toml")).unwrap();
+    let rows = [
+        (2, 1.0 / 256.0, 7.0),
+        (4, 1.0 / 256.0, 11.0),
+        (8, 1.0 / 256.0, 19.0),
+        (2, 1.0, 8.0),
+        (4, 1.0, 12.0),
+        (8, 1.0, 22.0),
+        (2, 16.0, 21.0),
+        (8, 16.0, 72.0),
+        (2, 64.0, 72.0),
+        (8, 64.0, 279.0),
+        (2, 256.0, 278.0),
+        (4, 256.0, 550.0),
+        (8, 256.0, 1090.0),
+    ];
+    for (ranks, mib, measured) in rows {
+        let cluster = one.shared_by(ranks, false);
+        let group = GroupPlacement { members: ranks, stride: 1 };
+        let bytes = mib * (1 << 20) as f64;
+        let predicted = 1e6 * collective_seconds(&cluster, group, Collective::AllReduce, bytes);
+        let error = predicted / measured - 1.0;
+        println!("{ranks} ranks, {mib} MiB: {predicted:.0} µs, measured {measured} ({error:+.2})");
+        assert!(error.abs() < 0.16, "{ranks} ranks, {mib} MiB: {predicted} µs, not {measured}");
+    }
+}
+
+/// Half of the ranks do not get more than their share, and messages between processes are copied twice.
+#[test]
+fn ranks_that_share_an_accelerator_share_its_memory() {
+    let one = Cluster::built_in("h200").unwrap();
+    let seconds = |processes: bool, members: usize, collective: Collective| {
+        let group = GroupPlacement { members, stride: 1 };
+        collective_seconds(&one.shared_by(4, processes), group, collective, 1e12)
+    };
+    let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-3, "{a} is not {b}");
+    let bandwidth = one.accelerator.bandwidth_gbs * 1e9 * one.accelerator.stream;
+    // Every member's buffer is read and written.
+    near(seconds(false, 4, Collective::AllReduce), 8e12 / bandwidth);
+    // Three members copy their buffers in and out.
+    near(seconds(true, 4, Collective::AllReduce), 20e12 / bandwidth);
+    near(seconds(false, 4, Collective::AllGather), 5e12 / bandwidth);
+    near(seconds(true, 4, Collective::ReduceScatter), (5.0 + 3.0 * 2.5) * 1e12 / bandwidth);
+    // Two groups of two at the same time.
+    near(seconds(false, 2, Collective::AllReduce), 8e12 / bandwidth);
+    near(seconds(false, 4, Collective::SendRecv), 2e12 / bandwidth);
+    near(seconds(true, 4, Collective::SendRecv), 4e12 / bandwidth);
+}
+
+#[test]
+fn descriptions_of_a_shared_accelerator_are_checked() {
+    let shared = Cluster::built_in("h200").unwrap().shared_by(2, true);
+    assert_eq!(shared.check(), Ok(()));
+    let text = toml::to_string(&shared).unwrap();
+    assert!(text.contains("engine = \"staged\""));
+    assert_eq!(Cluster::parse(&text).as_ref(), Ok(&shared));
+    let apart = Cluster { ranks: Some(4), ..shared.clone() };
+    assert!(apart.check().unwrap_err().contains("set per_host=4"));
+    let cores = Cluster { cores: Some(8), ..shared };
+    assert!(cores.check().unwrap_err().contains("not both"));
+}

@@ -11,11 +11,24 @@ const EXPERTS: &str = "family = \"moe\"\nvocab = 50304\nseq = 1024\ntied = true\
                        aux_loss = 0.0\nz_loss = 0.0\n";
 
 fn plan(cluster: &Cluster, model: &str, seq: usize, batch: usize) -> Plan {
+    plan_on(cluster, 1, model, seq, [batch, batch], "")
+}
+
+/// A plan with a batch, a micro-batch and a layout such as `data=2 zero=1`.
+fn plan_on(
+    cluster: &Cluster,
+    ranks: usize,
+    model: &str,
+    seq: usize,
+    [batch, micro]: [usize; 2],
+    layout: &str,
+) -> Plan {
     let text = format!(
-        "[model]\n{model}[data]\nseq = {seq}\n[train]\nglobal_batch = {batch}\nmicro_batch = {batch}\n\
+        "[model]\n{model}[data]\nseq = {seq}\n[train]\nglobal_batch = {batch}\nmicro_batch = {micro}\n\
          [precision]\ncompute = \"bf16\"\n[device]\nkind = \"cuda\"\n"
     );
-    Plan::resolve(&Config::parse(&text, &[]), &cluster.environment(1, None)).unwrap()
+    let config = Config::parse(&text, &[]).with_layout(layout);
+    Plan::resolve(&config, &cluster.environment(ranks, None)).unwrap()
 }
 
 #[test]
@@ -42,5 +55,50 @@ fn steps_of_an_h200_are_predicted_within_a_tenth() {
         let predicted = 1e3 * estimate(&plan, &cluster, &Options::default()).step_s;
         let error = predicted / milliseconds - 1.0;
         assert!(error.abs() < 0.1, "{model}batch {batch}: {predicted} ms, not {milliseconds}");
+    }
+}
+
+/// Two processes on one H200, as `bench/peers/gpu/ranks.py` runs them. The measured exposed communication is time of the
+/// host in calls, which may run ahead of the GPU or wait for it, and so differs from the predicted time on the GPU.
+#[test]
+fn steps_of_two_ranks_on_an_h200_are_predicted() {
+    let one = Cluster::parse(include_str!("../measured/h200.toml")).unwrap();
+    let cluster = one.shared_by(2, true);
+    let small = format!("{GPT2}dim = 768\nlayers = 12\nheads = 12\n");
+    let llama = format!("{LLAMA_1B}seq = 4096\n");
+    let small = ("GPT-2 124M", small.as_str(), 1024, 16);
+    let llama = ("Llama 1B", llama.as_str(), 4096, 4);
+    // Model, layout, fraction of the batch in a micro-batch, measured tokens/s, and measured exposed communication.
+    let rows = [
+        (small, "data=2", 2, 506_884.0, 1.7),
+        (small, "data=2 zero=1", 2, 513_645.0, 3.7),
+        (small, "data=2 zero=2", 2, 514_270.0, 4.0),
+        (small, "data=2 zero=3", 2, 507_904.0, 4.6),
+        (small, "tensor=2 sequence=true", 1, 409_336.0, 10.4),
+        (small, "pipe=2", 8, 410_046.0, 13.1),
+        (llama, "data=2", 2, 60_360.0, 0.7),
+        (llama, "data=2 zero=1", 2, 61_661.0, 0.5),
+        (llama, "data=2 zero=2", 2, 61_974.0, 5.0),
+        (llama, "data=2 zero=3", 2, 61_196.0, 3.1),
+        (llama, "tensor=2 sequence=true", 1, 59_816.0, 22.8),
+        (llama, "pipe=2", 4, 61_820.0, 1.4),
+    ];
+    for ((name, model, seq, batch), layout, parts, tokens_per_s, waited) in rows {
+        let plan = plan_on(&cluster, 2, model, seq, [batch, batch / parts], layout);
+        let found = estimate(&plan, &cluster, &Options::default());
+        let measured = (batch * seq) as f64 / tokens_per_s;
+        let error = found.step_s / measured - 1.0;
+        let exposed = 100.0 * found.time.exposed() / found.step_s;
+        println!(
+            "{name} {layout}: {:.1} ms predicted, {:.1} measured ({:+.1}%); exposed {exposed:.1}%, {waited}%",
+            1e3 * found.step_s,
+            1e3 * measured,
+            100.0 * error
+        );
+        // Missed: micro-batches of two short sequences (bench/peers/gpu/README.md).
+        let most = if name == small.0 && layout == "pipe=2" { 0.15 } else { 0.1 };
+        assert!(error.abs() < most, "{name} {layout}: {error}");
+        let in_data = layout.starts_with("data");
+        assert!(!in_data || (exposed - waited).abs() < 4.0, "{name} {layout}: {exposed}%");
     }
 }

@@ -176,6 +176,23 @@ fn search_finds_the_optimum() {
     }
 }
 
+/// Where pipelines have no bubbles, the bounds hold as well.
+#[test]
+fn search_finds_the_optimum_of_ranks_that_share_an_accelerator() {
+    let config = config(SMALL, 4);
+    for processes in [false, true] {
+        let cluster = cluster(40.0).shared_by(4, processes);
+        let all = everything(&config, &cluster, 4);
+        let found = searched(&config, &cluster, 4, |search| {
+            search.best(Objective::Time, 12, &Limits::default())
+        });
+        let best = values(found.iter(), Objective::Time);
+        let want = values(all.iter(), Objective::Time);
+        let same = |(a, b): (&f64, &f64)| (a / b - 1.0).abs() < 1e-9;
+        assert!(!best.is_empty() && best.iter().zip(&want).all(same), "{best:?}, not {want:?}");
+    }
+}
+
 #[test]
 fn search_is_deterministic() {
     let (cluster, config) = (cluster(0.6), config(SMALL, 8));

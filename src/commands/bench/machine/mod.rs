@@ -176,6 +176,7 @@ fn initial_cluster(ranks: usize, average: &Average) -> anyhow::Result<Cluster> {
     accelerator.memory_gib = available_memory()? as f64 / (1u64 << 30) as f64;
     // On a CPU, starting a kernel is a function call.
     (accelerator.kernel_us, accelerator.launch_us) = (0.0, 0.0);
+    accelerator.step_us = 0.0;
     (accelerator.bandwidth_gbs, accelerator.stream) = (average.copy_gbs[1] * ranks as f64, 1.0);
     let link = Link {
         name: "memory".into(),

@@ -37,12 +37,17 @@ pub fn measure(out: &Path) -> anyhow::Result<Cluster> {
 
 fn measure_all(world: &World) -> anyhow::Result<GpuMeasurement> {
     let gpu = Device::cuda(0)?;
-    let mut measured = operations::measure(&gpu, steps(world, &gpu, references::tiny()?)?)?;
+    let [tiny, tiniest] = TINY_LAYERS.map(references::tiny);
+    let mut measured = operations::measure(&gpu, steps(world, &gpu, tiny?)?)?;
+    measured.tiniest = Some(steps(world, &gpu, tiniest?)?);
     for reference in references::all()? {
         measured.steps.push(steps(world, &gpu, reference)?);
     }
     Ok(measured)
 }
+
+/// Layers of the models whose steps are limited by the host.
+const TINY_LAYERS: [usize; 2] = [6, 2];
 
 /// Time of the steps of a reference model in seconds, after the warm-up. A GPU lowers its clock under load.
 const SECONDS: [f64; 2] = [0.5, 1.0];
@@ -211,8 +216,9 @@ fn print(measured: &GpuMeasurement, fitted: &Fitted) {
         );
     }
     print_line!(
-        "  error of the fit: {:.1}% on average for matrix multiplications; {:.1} µs per kernel in a step that the host limits",
+        "  error of the fit: {:.1}% on average for matrix multiplications; in a step that the host limits {:.1} µs per kernel and {:.0} µs per step",
         100.0 * fitted.matmul_error,
-        gpu.launch_us
+        gpu.launch_us,
+        gpu.step_us
     );
 }

@@ -60,6 +60,7 @@ pub fn measure(gpu: &Device, tiny: MeasuredStep) -> anyhow::Result<GpuMeasuremen
         launch,
         steps: Vec::new(),
         tiny,
+        tiniest: None,
     })
 }
 

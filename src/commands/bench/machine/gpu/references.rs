@@ -32,9 +32,9 @@ pub fn all() -> anyhow::Result<Vec<Reference>> {
     SIZES.into_iter().map(reference).collect()
 }
 
-/// A model whose step is limited by the host.
-pub fn tiny() -> anyhow::Result<Reference> {
-    reference(("gpt2", "bf16", [128, 6, 4, 128, 512, 8]))
+/// A model whose step is limited by the host, with a number of layers.
+pub fn tiny(layers: usize) -> anyhow::Result<Reference> {
+    reference(("gpt2", "bf16", [128, layers, 4, 128, 512, 8]))
 }
 
 fn reference((family, compute, sizes): Size) -> anyhow::Result<Reference> {
