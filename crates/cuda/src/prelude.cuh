@@ -1,15 +1,4 @@
-// Types, vector loads and stores, and reductions that all kernels share. There are no headers: NVRTC compiles each
-// source with this text in front.
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef int i32;
-typedef long long i64;
-
-#define DEVICE __device__ __forceinline__
-#define KERNEL extern "C" __global__ void
+// Numbers, vector loads and stores, and reductions that all kernels share.
 
 constexpr u32 ALL_LANES = 0xffffffffu;
 
@@ -24,13 +13,6 @@ struct bf16 {
 
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
-
-// Two numbers rounded to nearest, ties to even; `low` is the first in memory.
-DEVICE u32 pack_bf16(float low, float high) {
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
 
 template <class T> DEVICE T from_float(float x);
 template <> DEVICE float from_float<float>(float x) { return x; }
@@ -251,9 +233,7 @@ template <> DEVICE float exp_shift<bf16>(float largest) { return largest * 1.442
 template <class T> DEVICE float exp_shifted(float x, float shift);
 template <> DEVICE float exp_shifted<float>(float x, float shift) { return expf(x - shift); }
 template <> DEVICE float exp_shifted<bf16>(float x, float shift) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, 1.4426950408889634f, -shift)));
-    return y;
+    return exp2_approximate(fmaf(x, 1.4426950408889634f, -shift));
 }
 
 template <class T> DEVICE float divide_for(float a, float b);

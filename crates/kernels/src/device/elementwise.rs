@@ -108,15 +108,20 @@ impl Device {
 
     /// Sum of the squares of all elements of all `parts`.
     pub fn sum_of_squares<'a>(&self, parts: impl IntoIterator<Item = View<'a>>) -> Scalar {
+        // Not generic: the kernels are compiled here, once, and not in each crate that calls this.
+        self.sum_of_squares_of(&mut parts.into_iter())
+    }
+
+    fn sum_of_squares_of<'a>(&self, parts: &mut dyn Iterator<Item = View<'a>>) -> Scalar {
         self.execute(OpClass::Optimizer, |backend| match backend {
             Backend::Cpu(cpu) => {
                 let squares = |x: View<'a>| {
                     with_float!(x.dtype(), E => reduce::sum_of_squares::<E>(cpu, x.host()))
                 };
-                Scalar::from(parts.into_iter().map(squares).sum::<f64>())
+                Scalar::from(parts.map(squares).sum::<f64>())
             }
             Backend::Cuda(gpu) => {
-                let parts: Vec<View<'_>> = parts.into_iter().collect();
+                let parts: Vec<View<'_>> = parts.collect();
                 cuda::reduce::sum_of_squares(gpu, &parts)
             }
         })

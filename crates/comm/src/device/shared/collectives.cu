@@ -11,17 +11,8 @@ struct f16 {
     u16 bits;
 };
 
-DEVICE float to_float(f16 x) {
-    float wide;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
-    return wide;
-}
-
-DEVICE f16 to_f16(float x) {
-    f16 narrow;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
-    return narrow;
-}
+DEVICE float to_float(f16 x) { return f16_to_float(x.bits); }
+DEVICE f16 to_f16(float x) { return f16{float_to_f16(x)}; }
 
 // The type in which contributions are combined, and conversions.
 template <class T> struct Number {

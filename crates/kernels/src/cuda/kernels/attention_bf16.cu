@@ -9,40 +9,6 @@ namespace attention {
 constexpr int BF16_THREADS = 128;
 constexpr int BF16_ROWS = 64;
 
-DEVICE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
-
-DEVICE void copy_16_async(u16* to, const u16* from, bool real) {
-    int bytes = real ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
-                 : "memory");
-}
-
-DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits for all but the newest `N` groups of copies.
-template <int N>
-DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-
-// Four 8 × 8 matrices; a lane gives the address of one row, and receives two neighbors of a row of each.
-DEVICE void load_matrices(u32 (&to)[4], const u16* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(row)) : "memory");
-}
-
-// The same, each matrix transposed.
-DEVICE void load_transposed(u32 (&to)[4], const u16* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(row)) : "memory");
-}
-
-// c += a · b, (16, 16) · (16, 8)
-DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Copies ROWS rows to shared memory, with zeros after `rows` rows and `dim` columns. `aligned`: addresses, strides
 // and `dim` are multiples of 16 bytes.
 template <int D, int ROWS>
@@ -51,7 +17,7 @@ __device__ void load_bf16(u16* to, const u16* from, i64 stride, int rows, int di
         for (int i = threadIdx.x; i < ROWS * (D / 8); i += BF16_THREADS) {
             int row = i / (D / 8), column = i % (D / 8) * 8;
             bool real = row < rows && column < dim;
-            copy_16_async(to + row * (D + 8) + column, real ? from + row * stride + column : from, real);
+            copy_16_async(to + row * (D + 8) + column, real ? from + row * stride + column : from, real ? 16 : 0);
         }
     } else {
         for (int i = threadIdx.x; i < ROWS * D; i += BF16_THREADS) {

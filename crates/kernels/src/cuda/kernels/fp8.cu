@@ -118,22 +118,9 @@ DEVICE void amax(const From& from, u32* state, float* scale, float max, i64 rows
 struct E4m3 {};
 struct E5m2 {};
 
-// Four numbers; `a` is the first in memory. Architectures before 8.9 have no fp8.
 #if __CUDA_ARCH__ >= 890
-#define PACK(NAME, FORMAT)                                                                                             \
-    DEVICE u32 NAME(FORMAT, float a, float b, float c, float d) {                                                      \
-        u32 all;                                                                                                       \
-        asm("{\n.reg .b16 low, high;\n"                                                                                \
-            "cvt.rn.satfinite." #NAME "x2.f32 low, %2, %1;\n"                                                          \
-            "cvt.rn.satfinite." #NAME "x2.f32 high, %4, %3;\n"                                                         \
-            "mov.b32 %0, {low, high};\n}"                                                                              \
-            : "=r"(all)                                                                                                \
-            : "f"(a), "f"(b), "f"(c), "f"(d));                                                                         \
-        return all;                                                                                                    \
-    }                                                                                                                  \
-    DEVICE u32 pack_fp8(FORMAT format, float a, float b, float c, float d) { return NAME(format, a, b, c, d); }
-PACK(e4m3, E4m3)
-PACK(e5m2, E5m2)
+DEVICE u32 pack_fp8(E4m3, float a, float b, float c, float d) { return pack_e4m3(a, b, c, d); }
+DEVICE u32 pack_fp8(E5m2, float a, float b, float c, float d) { return pack_e5m2(a, b, c, d); }
 #else
 template <class Format> DEVICE u32 pack_fp8(Format, float, float, float, float) {
     __trap();

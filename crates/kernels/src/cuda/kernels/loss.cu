@@ -143,15 +143,6 @@ struct Reduction {
     u32 unused[3];
 };
 
-DEVICE void copy_async(void* shared, const void* global) {
-    const u32 to = (u32)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
-}
-
-DEVICE void end_piece() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int LEFT> DEVICE void wait_for_pieces() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
-
 template <class T> struct Rows {
     static constexpr int V = WIDTH<T>;
     const T* logits;
@@ -165,11 +156,11 @@ template <class T> struct Rows {
             const Span<V> span(row, vocab);
             const i32 end = min(span.count, (p + 1) * piece);
             for (i32 j = p * piece + threadIdx.x; j < end; j += blockDim.x) {
-                if (span.whole(j)) copy_async(shared + j, logits + span.at(j));
+                if (span.whole(j)) copy_16_async(shared + j, logits + span.at(j));
                 else shared[j] = load_span<V>(logits, span, j, from_float<T>(-infinity()));
             }
         }
-        end_piece();
+        commit_copies();
     }
 
     // Adds a piece to the statistics. The thread that has the target's logit writes it.
@@ -206,13 +197,13 @@ template <class T, class G> DEVICE void cross_entropy(
         const i64 column = target < vocab ? (i64)target : -1;
         const i32 target_vector = span.vector_of(column);
         Softmax s = {LOWEST, 0.0f};
-        wait_for_pieces<3>();
+        wait_copies<3>();
         rows.include_piece(span, 0, s, column, &reductions[turn].target);
-        wait_for_pieces<2>();
+        wait_copies<2>();
         rows.include_piece(span, 1, s, column, &reductions[turn].target);
-        wait_for_pieces<1>();
+        wait_copies<1>();
         rows.include_piece(span, 2, s, column, &reductions[turn].target);
-        wait_for_pieces<0>();
+        wait_copies<0>();
         rows.include_piece(span, 3, s, column, &reductions[turn].target);
         s = block_softmax<T>(s, reductions[turn].warps);
         if (threadIdx.x == 0) losses[row] = row_loss(s, target, vocab, reductions[turn].target);

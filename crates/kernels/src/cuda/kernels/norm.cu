@@ -228,9 +228,6 @@ template <class T> struct BackwardArgs {
     i32 width; // threads of a row
 };
 
-// A barrier of `threads` threads; 0 is that of the block.
-DEVICE void barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-
 // Groups of `width` threads each take R rows at a time; each thread has V columns. The sums of columns stay in registers
 // until all rows are done. Then the groups add theirs up, one after the other, in the dynamic shared memory: (3, dim).
 constexpr int MOST_GROUPS = 8;

@@ -1,0 +1,43 @@
+// What a kernel sees of the thread that runs it. Kernels and the driver share this file.
+
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace emulated {
+
+struct Index {
+    unsigned x, y, z;
+};
+
+// A thread of a block.
+struct Lane {
+    Index thread, block, threads, blocks;
+    char* dynamic_shared;
+    // Copies to shared memory that were started: see `device.h`.
+    void* copies;
+};
+
+// The thread that runs.
+extern thread_local Lane* emulated_current __attribute__((tls_model("initial-exec")));
+
+extern "C" {
+// Waits for the threads of a block, or for `threads` of them at a barrier of its own.
+void emulated_barrier(int id, int threads);
+// Gives all lanes of a warp the operands of all lanes: 32 runs of `bytes` bytes, up to 64. Blocks until all have come.
+const char* emulated_exchange(const void* operand, int bytes);
+// Ends the process with a message.
+[[noreturn]] void emulated_fail(const char* message);
+}
+
+// A kernel, as the driver finds it in a compiled source.
+struct Kernel {
+    // Bytes of all arguments.
+    std::size_t bytes;
+    // Copies the arguments of a launch.
+    void (*pack)(void** arguments, char* to);
+    // Runs one thread.
+    void (*run)(const char* arguments);
+};
+
+} // namespace emulated
