@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The collective suite, the failure cases and a training of boosted trees under mpirun. Run scripts/install-mpi.sh first.
+# The cases on device memory use an emulated GPU, whose memory is the host's, so that every MPI can read it.
 # A case passes when all expected ranks have printed PASS in time. The exit status of mpirun is ignored: it is
 # an error whenever a rank dies, which some cases intend.
 set -uo pipefail
@@ -50,6 +51,17 @@ check left 4
 check stopped 3
 # Without this, mpirun kills the survivors when it notices the killed rank, usually after they have reported.
 check killed 3 --mca orte_enable_recovery 1
+if command -v g++ >/dev/null && [ "$(uname -m)" = x86_64 ]; then
+    gpu="$(mkdir -p "${CARGO_TARGET_DIR:-target}" && realpath "${CARGO_TARGET_DIR:-target}")/emulated-gpu"
+    crates/cuda/emulator/build.sh "$gpu"
+    export LOCKSTEP_CUDA_PATH="$gpu" LOCKSTEP_CACHE="$gpu/cache" LOCKSTEP_DEVICE=cuda
+    check device 4
+    check device-disagreement 4
+    check device-killed 3 --mca orte_enable_recovery 1
+    unset LOCKSTEP_CUDA_PATH LOCKSTEP_CACHE LOCKSTEP_DEVICE
+else
+    echo "skipped device: the emulated GPU needs g++ on x86-64"
+fi
 binary="$trees"
 check trees 4
 exit "$failed"

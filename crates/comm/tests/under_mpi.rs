@@ -5,12 +5,18 @@
 #[path = "suite/check.rs"]
 #[allow(dead_code, reason = "only some helpers of the suite apply to engines")]
 mod check;
+#[path = "device/check.rs"]
+mod device;
+#[path = "device/memory.rs"]
+mod memory;
 #[path = "suite/reference.rs"]
 mod reference;
 
 use check::{check, check_types};
 use half::bf16;
-use lockstep_comm::{Algo, Cause, Error, Group, Op, Options, World};
+use lockstep_comm::{Algo, Cause, DeviceEngine, Error, Group, Op, Options, World};
+use lockstep_cuda::{Gpu, Stream};
+use memory::DeviceVec;
 use mpi::ffi;
 use std::time::{Duration, Instant};
 
@@ -30,6 +36,9 @@ fn main() {
         "left" => left,
         "stopped" => stopped,
         "killed" => killed,
+        "device" => on_device,
+        "device-disagreement" => device_disagreement,
+        "device-killed" => device_killed,
         "overhead" => overhead,
         // `cargo test` runs every test binary; without a launcher there is nothing to test.
         _ => return println!("skipped; scripts/test-mpi.sh runs this with mpirun"),
@@ -90,6 +99,60 @@ fn groups(world: World) {
     let forced = world.with_algo(Some(Algo::Ring)).all_reduce(&mut [0.0f32], Op::Sum);
     assert!(matches!(forced, Err(Error::Misuse { .. })), "{forced:?}");
     pass(&world);
+}
+
+/// Every collective and messages on device memory, on groups of every size.
+fn on_device(world: World) {
+    let gpu = Gpu::open(0).expect("a GPU");
+    for size in 1..=world.size() {
+        let color = (world.rank() < size).then_some(0);
+        let group = world.split(color, 0, &format!("first {size}")).unwrap();
+        if let Some(group) = group {
+            device::check_lengths(&group, &gpu, DeviceEngine::Mpi, &[0, 1, 7, 4099]);
+        }
+    }
+    device::check_ring(&world, &gpu, DeviceEngine::Mpi);
+
+    // Contributions are added in the order of ranks, so the result is that of a loop.
+    let (me, n, len) = (world.rank(), world.size(), 100_003);
+    let value = |rank: usize, i: usize| 1.0 / (1 + i * 7 + rank * 13) as f32;
+    let sum = |i: usize| (1..n).fold(value(0, i), |sum, rank| sum + value(rank, i));
+    let stream = Stream::new(gpu.context.clone());
+    let values: Vec<f32> = (0..len).map(|i| value(me, i)).collect();
+    let x = DeviceVec::new(&gpu, &stream, 0, &values);
+    let group = world.device().expect("opened above");
+    group.all_reduce(&stream, x.slice(), x.slice(), Op::Sum).unwrap();
+    assert_eq!(x.read(&stream), (0..len).map(sum).collect::<Vec<f32>>());
+    pass(&world);
+}
+
+fn device_disagreement(world: World) {
+    let gpu = Gpu::open(0).expect("a GPU");
+    let group = device::open(&world, &gpu, DeviceEngine::Mpi);
+    let stream = Stream::new(gpu.context.clone());
+    let len = if world.rank() == VICTIM { 8 } else { 7 };
+    let x = DeviceVec::new(&gpu, &stream, 0, &vec![1.0f32; len]);
+    let error = group.all_reduce(&stream, x.slice(), x.slice(), Op::Sum).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("f32 × 7") && text.contains("f32 × 8"), "{text}");
+    assert_eq!(error.culprit(), Some(VICTIM), "{text}");
+    expect_cause(&world, &error, Cause::Disagreed);
+}
+
+fn device_killed(world: World) {
+    let gpu = Gpu::open(0).expect("a GPU");
+    let group = device::open(&world, &gpu, DeviceEngine::Mpi);
+    let stream = Stream::new(gpu.context.clone());
+    let x = DeviceVec::new(&gpu, &stream, 0, &vec![1.0f32; 100_000]);
+    let met = world.barrier();
+    if world.rank() == VICTIM {
+        signal_self(libc::SIGKILL);
+    }
+    // It may die while others are still in the barrier.
+    let call = || group.all_reduce(&stream, x.slice(), x.slice(), Op::Mean);
+    let error = met.and_then(|()| (0..1000).try_for_each(|_| call())).unwrap_err();
+    assert_eq!(error.culprit(), Some(VICTIM), "{error}");
+    expect_cause(&world, &error, Cause::Died);
 }
 
 /// Cases in which MPI's operators and ours could differ.

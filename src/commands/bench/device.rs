@@ -95,7 +95,11 @@ fn run_with<T: FromSmall>(world: &World, bench: &DeviceBench<'_>) -> anyhow::Res
 /// A group of all ranks for each engine that can be used.
 fn open_engines(world: &World, device: &Device) -> anyhow::Result<Vec<DeviceGroup>> {
     let mut groups = Vec::new();
-    for engine in [DeviceEngine::Shared, DeviceEngine::Nccl] {
+    let engines = match world.is_over_mpi() {
+        true => vec![DeviceEngine::Mpi],
+        false => vec![DeviceEngine::Shared, DeviceEngine::Nccl],
+    };
+    for engine in engines {
         let group = world.split(Some(0), 0, engine.name())?.expect("all ranks have a color");
         match group.open_device(device.gpu().as_ref(), engine) {
             Ok(choice) => {

@@ -25,19 +25,24 @@ pub(super) struct MemberFacts {
     pub gpu: Option<[u64; 2]>,
     /// Version of its NCCL, e.g. 22803; 0 if it was not found or is too old.
     pub nccl: u64,
+    /// Whether its MPI says that it can read and write the memory of GPUs, if it says anything.
+    pub cuda_aware_mpi: Option<bool>,
 }
 
 impl MemberFacts {
-    pub const WORDS: usize = 5;
+    pub const WORDS: usize = 6;
 
     pub fn words(&self) -> [i64; MemberFacts::WORDS] {
         let [low, high] = self.gpu.unwrap_or_default();
-        [i64::from(self.gpu.is_some()), low as i64, high as i64, self.pid as i64, self.nccl as i64]
+        let has_gpu = i64::from(self.gpu.is_some());
+        let mpi = self.cuda_aware_mpi.map_or(-1, i64::from);
+        [has_gpu, low as i64, high as i64, self.pid as i64, self.nccl as i64, mpi]
     }
 
     pub fn from_words(rank: usize, host: usize, words: &[i64]) -> MemberFacts {
         let gpu = (words[0] != 0).then_some([words[1] as u64, words[2] as u64]);
-        MemberFacts { rank, host, gpu, pid: words[3] as u64, nccl: words[4] as u64 }
+        let cuda_aware_mpi = (words[5] >= 0).then_some(words[5] == 1);
+        MemberFacts { rank, host, gpu, pid: words[3] as u64, nccl: words[4] as u64, cuda_aware_mpi }
     }
 }
 
@@ -58,6 +63,9 @@ pub(super) fn choose(wanted: DeviceEngine, facts: &[MemberFacts]) -> Result<Engi
             None => choice(DeviceEngine::Nccl, "as configured".into()),
             Some(why) => Err(format!("the engine \"nccl\" cannot be used: {why}")),
         },
+        DeviceEngine::Mpi => Err("the engine \"mpi\" cannot be used: MPI does not connect the \
+             ranks; start them with `mpirun lockstep ... --engine mpi`"
+            .into()),
         DeviceEngine::Auto => match (shared, nccl) {
             (None, _) => choice(DeviceEngine::Shared, "all ranks use one GPU".into()),
             (Some(_), None) if !any_share(facts) => {
@@ -71,6 +79,66 @@ pub(super) fn choose(wanted: DeviceEngine, facts: &[MemberFacts]) -> Result<Engi
             (Some(_), Some(why)) => choice(DeviceEngine::Host, why),
         },
     }
+}
+
+/// The same between ranks that MPI connects.
+pub(super) fn choose_over_mpi(
+    wanted: DeviceEngine,
+    facts: &[MemberFacts],
+) -> Result<EngineChoice, String> {
+    let choice = |engine, reason: String| Ok(EngineChoice { engine, reason, warning: None });
+    let refuses = facts.iter().find(|f| f.cuda_aware_mpi == Some(false));
+    match wanted {
+        DeviceEngine::Host => choice(DeviceEngine::Host, "as configured".into()),
+        DeviceEngine::Mpi => match why_not_mpi(facts) {
+            None => Ok(EngineChoice {
+                engine: DeviceEngine::Mpi,
+                reason: "as configured".into(),
+                warning: refuses.map(|fact| {
+                    format!(
+                        "the MPI of rank {} says that it has no CUDA support: it may crash when it reads the memory of a GPU",
+                        fact.rank
+                    )
+                }),
+            }),
+            Some(why) => Err(format!("the engine \"mpi\" cannot be used: {why}")),
+        },
+        DeviceEngine::Auto => {
+            let silent = facts.iter().find(|f| f.cuda_aware_mpi.is_none());
+            match (why_not_mpi(facts), refuses, silent) {
+                (Some(why), _, _) => choice(DeviceEngine::Host, why),
+                (_, Some(fact), _) => choice(
+                    DeviceEngine::Host,
+                    format!("the MPI of rank {} has no CUDA support", fact.rank),
+                ),
+                (_, _, Some(fact)) => choice(
+                    DeviceEngine::Host,
+                    format!(
+                        "the MPI of rank {} does not say whether it has CUDA support; if it has, set comm.device_engine=mpi",
+                        fact.rank
+                    ),
+                ),
+                (None, None, None) => {
+                    choice(DeviceEngine::Mpi, "MPI has CUDA support".into())
+                }
+            }
+        }
+        DeviceEngine::Shared | DeviceEngine::Nccl => Err(format!(
+            "the engine \"{}\" cannot be used between ranks that MPI connects; use auto, mpi or host, or start the ranks \
+             without --engine mpi",
+            wanted.name()
+        )),
+    }
+}
+
+fn why_not_mpi(facts: &[MemberFacts]) -> Option<String> {
+    if let Some(why) = without_gpu(facts) {
+        return Some(why);
+    }
+    // Our kernel adds the contributions of all members in one pass.
+    (facts.len() > MAX_MEMBERS).then(|| {
+        format!("MPI on device memory supports {MAX_MEMBERS} ranks, and there are {}", facts.len())
+    })
 }
 
 fn why_not_shared(facts: &[MemberFacts]) -> Option<String> {
@@ -168,7 +236,7 @@ mod tests {
 
     fn member(rank: usize, gpu: u64, nccl: u64) -> MemberFacts {
         let gpu = (gpu > 0).then_some([gpu, 7]);
-        MemberFacts { rank, host: 0, pid: 100, gpu, nccl }
+        MemberFacts { rank, host: 0, pid: 100, gpu, nccl, cuda_aware_mpi: None }
     }
 
     fn auto(facts: &[MemberFacts]) -> (DeviceEngine, String) {
@@ -207,6 +275,48 @@ mod tests {
     }
 
     #[test]
+    fn choices_over_mpi() {
+        let with = |mpi: [Option<bool>; 2]| {
+            [0, 1].map(|rank| MemberFacts {
+                cuda_aware_mpi: mpi[rank],
+                ..member(rank, 1 + rank as u64, 0)
+            })
+        };
+        let chosen = |wanted, facts: &[MemberFacts]| choose_over_mpi(wanted, facts);
+        let aware = with([Some(true); 2]);
+        assert_eq!(chosen(DeviceEngine::Auto, &aware).unwrap().engine, DeviceEngine::Mpi);
+        assert_eq!(chosen(DeviceEngine::Host, &aware).unwrap().engine, DeviceEngine::Host);
+        for wanted in [DeviceEngine::Nccl, DeviceEngine::Shared] {
+            assert!(
+                chosen(wanted, &aware).unwrap_err().contains("between ranks that MPI connects")
+            );
+        }
+        assert!(choose(DeviceEngine::Mpi, &aware).unwrap_err().contains("--engine mpi"));
+
+        let refuses = with([Some(true), Some(false)]);
+        let auto = chosen(DeviceEngine::Auto, &refuses).unwrap();
+        assert_eq!(
+            (auto.engine, &auto.reason[..]),
+            (DeviceEngine::Host, "the MPI of rank 1 has no CUDA support")
+        );
+        let forced = chosen(DeviceEngine::Mpi, &refuses).unwrap();
+        assert_eq!(forced.engine, DeviceEngine::Mpi);
+        assert!(forced.warning.unwrap().contains("rank 1 says that it has no CUDA support"));
+
+        let silent = chosen(DeviceEngine::Auto, &with([None; 2])).unwrap();
+        assert_eq!(silent.engine, DeviceEngine::Host);
+        assert!(silent.reason.ends_with("set comm.device_engine=mpi"), "{}", silent.reason);
+        assert_eq!(chosen(DeviceEngine::Mpi, &with([None; 2])).unwrap().warning, None);
+
+        let without = [member(0, 1, 0), member(1, 0, 0)];
+        assert!(chosen(DeviceEngine::Mpi, &without).unwrap_err().ends_with("rank 1 has no GPU"));
+        let many: Vec<_> = (0..33)
+            .map(|rank| MemberFacts { cuda_aware_mpi: Some(true), ..member(rank, 1, 0) })
+            .collect();
+        assert_eq!(chosen(DeviceEngine::Auto, &many).unwrap().engine, DeviceEngine::Host);
+    }
+
+    #[test]
     fn processes_that_share_a_gpu_without_mps_are_warned() {
         let threads = [member(0, 1, 0), member(1, 1, 0)];
         assert_eq!(mps_warning(&threads, false), None);
@@ -223,7 +333,9 @@ mod tests {
 
     #[test]
     fn facts_round_trip_through_words() {
-        for fact in [member(3, 5, 22803), member(1, 0, 0)] {
+        let aware = [Some(true), Some(false)];
+        let with_mpi = aware.map(|mpi| MemberFacts { cuda_aware_mpi: mpi, ..member(2, 1, 0) });
+        for fact in [member(3, 5, 22803), member(1, 0, 0)].into_iter().chain(with_mpi) {
             assert_eq!(MemberFacts::from_words(fact.rank, fact.host, &fact.words()), fact);
         }
     }

@@ -1,8 +1,10 @@
-//! Messages on device memory: the sender offers its buffer, the receiver copies it. Both return when the copy is
-//! enqueued.
+//! Messages on device memory. With the engine `shared`, the sender offers its buffer and the receiver copies it; both
+//! return when the copy is enqueued. MPI sends and receives through buffers of its own.
 
+#[cfg(feature = "mpi")]
+use super::Engine;
 use super::shared::MessageWords;
-use super::{DeviceGroup, DeviceSlice, Engine};
+use super::{DeviceGroup, DeviceSlice};
 use crate::call::error::Result;
 use crate::group::track::Pending;
 use lockstep_cuda::{Stream, StreamEvent};
@@ -13,13 +15,19 @@ impl DeviceGroup {
     /// overwrite the message.
     pub fn send(&self, stream: &Stream, message: DeviceSlice, to: usize) -> Result<()> {
         self.group.check_peer(to)?;
-        let Engine::Shared(shared) = &self.state.engine else { unreachable!("not a device group") };
         let (inner, track) = (&self.group.inner, &self.group.inner.messages.to[to]);
         let spin = inner.spin_policy(track.in_background());
         track.run(|number, end| {
-            let end = end.link();
             let call = inner.transfer_call(message.dtype(), message.bytes(), number);
             let _span = inner.span(&call, "send", Some((inner.me, to)));
+            #[cfg(feature = "mpi")]
+            if let Engine::Mpi(gpu) = &self.state.engine {
+                let place = crate::mpi::Place { gpu, stream };
+                return inner.recorded(call, spin, |watch| {
+                    end.mpi().send_from_device(&watch, place, message)
+                });
+            }
+            let (shared, end) = (self.state.engine.shared(), end.link());
             inner.recorded(call, spin, |watch| {
                 let words = shared.offer(&watch, stream, message, to)?;
                 end.send(&watch, bytes_of(&words))?;
@@ -38,13 +46,19 @@ impl DeviceGroup {
     /// [`crate::Group::receive`].
     pub fn receive(&self, stream: &Stream, message: DeviceSlice, from: usize) -> Result<()> {
         self.group.check_peer(from)?;
-        let Engine::Shared(shared) = &self.state.engine else { unreachable!("not a device group") };
         let (inner, track) = (&self.group.inner, &self.group.inner.messages.from[from]);
         let spin = inner.spin_policy(track.in_background());
         track.run(|number, end| {
-            let end = end.link();
             let call = inner.transfer_call(message.dtype(), message.bytes(), number);
             let _span = inner.span(&call, "receive", Some((from, inner.me)));
+            #[cfg(feature = "mpi")]
+            if let Engine::Mpi(gpu) = &self.state.engine {
+                let place = crate::mpi::Place { gpu, stream };
+                return inner.recorded(call, spin, |watch| {
+                    end.mpi().receive_on_device(&watch, place, message)
+                });
+            }
+            let (shared, end) = (self.state.engine.shared(), end.link());
             inner.recorded(call, spin, |watch| {
                 let mut words = MessageWords::default();
                 end.receive(&watch, bytes_of_mut(&mut words))?;

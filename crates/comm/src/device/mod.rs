@@ -1,16 +1,17 @@
 //! Collectives and messages on device memory. The calls are enqueued on the caller's stream: the host exchanges a few
-//! bytes with the other ranks and never waits for a GPU.
+//! bytes with the other ranks and, except with MPI, never waits for a GPU.
 //!
 //! `choice` picks an engine when a group is opened:
 //! - `shared`: all members use one GPU. One of them enqueues a kernel that reads and writes the buffers of all.
 //! - `nccl`: NCCL, on its own algorithms.
+//! - `mpi`: a CUDA-aware MPI that connects the ranks. Its calls wait for the GPU, as MPI knows no streams.
 //! - host: none of these. The caller copies through page-locked memory and uses the [`Group`] itself.
 //!
 //! Names, sequence numbers, the flight recorder, deadlines and the comparison of calls are those of the [`Group`].
 
 mod choice;
 mod messages;
-mod shared;
+pub(crate) mod shared;
 mod slice;
 
 pub use choice::EngineChoice;
@@ -24,7 +25,7 @@ use crate::group::args::CollectiveArgs;
 use crate::nccl::Nccl;
 use crate::nccl::api::Api;
 pub(crate) use choice::dotted;
-use choice::{MemberFacts, choose};
+use choice::{MemberFacts, choose, choose_over_mpi};
 use lockstep_cuda::{Gpu, Stream, StreamEvent};
 use lockstep_types::{DeviceEngine, Dtype};
 use std::sync::{Arc, OnceLock};
@@ -55,7 +56,19 @@ impl LazyStream {
 enum Engine {
     Shared(shared::Shared),
     Nccl(Nccl),
+    #[cfg(feature = "mpi")]
+    Mpi(Gpu),
     Host,
+}
+
+impl Engine {
+    /// The engine of messages between ranks that share a GPU.
+    fn shared(&self) -> &shared::Shared {
+        match self {
+            Engine::Shared(shared) => shared,
+            _ => unreachable!("this engine has no messages on device memory"),
+        }
+    }
 }
 
 /// A group whose collectives run on device memory.
@@ -77,16 +90,15 @@ impl Group {
         }
         let facts = self.exchange_facts(gpu)?;
         let choice = match self.inner.engine {
-            // Another library carries this world; device memory is staged.
-            true => choose(DeviceEngine::Host, &facts),
+            true => choose_over_mpi(wanted, &facts),
             false => choose(wanted, &facts),
         };
         let choice = choice.map_err(|what| match (wanted, Api::get()) {
             (DeviceEngine::Nccl, Err(missing)) => self.misuse(format!("{what}: {missing}")),
             _ => self.misuse(what),
         })?;
-        let warning = choice::mps_warning(&facts, lockstep_cuda::mps_runs());
-        let choice = EngineChoice { warning, ..choice };
+        let mps = || choice::mps_warning(&facts, lockstep_cuda::mps_runs());
+        let choice = EngineChoice { warning: choice.warning.or_else(mps), ..choice };
         let engine = match (choice.engine, gpu) {
             (DeviceEngine::Shared, Some(gpu)) => {
                 Engine::Shared(shared::Shared::open(self, gpu, &facts)?)
@@ -94,6 +106,8 @@ impl Group {
             (DeviceEngine::Nccl, Some(gpu)) => {
                 Engine::Nccl(Nccl::open(self, gpu, choice::most_sharing(&facts))?)
             }
+            #[cfg(feature = "mpi")]
+            (DeviceEngine::Mpi, Some(gpu)) => Engine::Mpi(gpu.clone()),
             _ => Engine::Host,
         };
         let state = Arc::new(State {
@@ -125,6 +139,10 @@ impl Group {
             pid: u64::from(std::process::id()),
             gpu: gpu.map(uuid),
             nccl: gpu.and_then(|_| Api::get().ok()).map_or(0, |api| api.version),
+            #[cfg(feature = "mpi")]
+            cuda_aware_mpi: crate::mpi::is_cuda_aware(),
+            #[cfg(not(feature = "mpi"))]
+            cuda_aware_mpi: None,
         };
         let mut all = vec![0i64; MemberFacts::WORDS * self.size()];
         self.all_gather(&own.words(), &mut all)?;
@@ -144,7 +162,7 @@ impl DeviceGroup {
 
     /// Whether messages can be sent on device memory. Otherwise they are staged.
     pub fn has_messages(&self) -> bool {
-        matches!(self.state.engine, Engine::Shared(_))
+        !matches!(self.state.engine, Engine::Nccl(_) | Engine::Host)
     }
 
     /// [`Group::all_reduce`] of `input` into `output`, which may be the same memory.
@@ -265,23 +283,30 @@ impl DeviceGroup {
         let algo = match &self.state.engine {
             Engine::Shared(_) => Algo::Shared,
             Engine::Nccl(_) => Algo::Nccl,
+            #[cfg(feature = "mpi")]
+            Engine::Mpi(_) => Algo::Engine,
             Engine::Host => unreachable!("not a device group"),
         };
         let spin = inner.spin_policy(track.in_background());
         track.run(|number, backend| {
-            let lane = backend.lane();
             let call = inner.collective_call(&args, (algo, dtype), number);
             let _span = inner.span(&call, call.kind.name(), None);
             inner.recorded(call, spin, |watch| match &self.state.engine {
                 Engine::Shared(shared) => {
+                    let lane = backend.lane();
                     lane.begin(watch);
                     let result = shared.perform(lane, stream, dtype, source, &args);
                     lane.end();
                     result
                 }
                 Engine::Nccl(nccl) => {
-                    let watch = nccl.compare(lane, watch)?;
+                    let watch = nccl.compare(backend.lane(), watch)?;
                     nccl.perform(watch, stream, dtype, source, &args)
+                }
+                #[cfg(feature = "mpi")]
+                Engine::Mpi(gpu) => {
+                    let place = crate::mpi::Place { gpu, stream };
+                    backend.mpi().perform_on_device(&watch, place, (dtype, source), &args)
                 }
                 Engine::Host => unreachable!("not a device group"),
             })
@@ -324,7 +349,7 @@ impl DeviceGroup {
 
 impl DeviceArgs<'_> {
     /// Input and output; the same for collectives with one buffer.
-    fn buffers(&self) -> [DeviceSlice; 2] {
+    pub(crate) fn buffers(&self) -> [DeviceSlice; 2] {
         match self {
             CollectiveArgs::AllReduce { bytes, .. }
             | CollectiveArgs::Reduce { bytes, .. }

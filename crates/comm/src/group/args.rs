@@ -88,7 +88,9 @@ impl CollectiveArgs<'_> {
             | CollectiveArgs::AllToAllV { input, output, .. } => output.copy_from_slice(input),
         }
     }
+}
 
+impl<I: BufferBytes, O: BufferBytes> CollectiveArgs<'_, I, O> {
     /// Size of this member's larger buffer, in bytes.
     #[cfg(feature = "mpi")]
     pub(crate) fn largest(&self) -> usize {
@@ -105,9 +107,7 @@ impl CollectiveArgs<'_> {
             CollectiveArgs::Barrier => 0,
         }
     }
-}
 
-impl<I: BufferBytes, O: BufferBytes> CollectiveArgs<'_, I, O> {
     pub(crate) fn kind(&self) -> Collective {
         match self {
             CollectiveArgs::AllReduce { .. } => Collective::AllReduce,

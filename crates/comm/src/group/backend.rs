@@ -30,7 +30,16 @@ impl Backend {
         match self {
             Backend::Lane(lane) => lane,
             #[cfg(feature = "mpi")]
-            Backend::Mpi(_) => unreachable!("groups over MPI have no engine for device memory"),
+            Backend::Mpi(_) => unreachable!("a group over MPI has no lane"),
+        }
+    }
+
+    /// The library that carries the group.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn mpi(&mut self) -> &mut crate::mpi::Engine {
+        match self {
+            Backend::Lane(_) => unreachable!("MPI does not carry the group"),
+            Backend::Mpi(engine) => engine,
         }
     }
 

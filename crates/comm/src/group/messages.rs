@@ -50,7 +50,16 @@ impl SendEnd {
         match self {
             SendEnd::Link(end) => end,
             #[cfg(feature = "mpi")]
-            SendEnd::Mpi(_) => unreachable!("groups over MPI have no engine for device memory"),
+            SendEnd::Mpi(_) => unreachable!("a group over MPI has no links"),
+        }
+    }
+
+    /// The channel of a group over MPI.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn mpi(&mut self) -> &mut crate::mpi::Channel {
+        match self {
+            SendEnd::Link(_) => unreachable!("MPI does not carry the group"),
+            SendEnd::Mpi(channel) => channel,
         }
     }
 }
@@ -78,7 +87,16 @@ impl ReceiveEnd {
         match self {
             ReceiveEnd::Link(end) => end,
             #[cfg(feature = "mpi")]
-            ReceiveEnd::Mpi(_) => unreachable!("groups over MPI have no engine for device memory"),
+            ReceiveEnd::Mpi(_) => unreachable!("a group over MPI has no links"),
+        }
+    }
+
+    /// The channel of a group over MPI.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn mpi(&mut self) -> &mut crate::mpi::Channel {
+        match self {
+            ReceiveEnd::Link(_) => unreachable!("MPI does not carry the group"),
+            ReceiveEnd::Mpi(channel) => channel,
         }
     }
 }

@@ -52,7 +52,7 @@ pub(crate) struct Inner {
     pub me: usize,
     pub hosts: Arc<[usize]>,
     pub track: Arc<Track<Backend>>,
-    /// Whether an external engine performs the calls (see `backend`).
+    /// Whether an external engine, which is MPI, performs the calls (see `backend`).
     pub engine: bool,
     pub messages: Messages,
     pub registry: Arc<Registry>,
@@ -191,6 +191,11 @@ impl Group {
             messages: self.inner.sent_messages.load(Ordering::Relaxed),
             bytes: self.inner.sent_bytes.load(Ordering::Relaxed),
         }
+    }
+
+    /// Whether MPI performs the calls.
+    pub fn is_over_mpi(&self) -> bool {
+        self.inner.engine
     }
 
     /// Whether members of one host copy from each other's memory through the kernel where it pays.

@@ -10,6 +10,7 @@
 //! MPI does within a run.
 
 use super::communicator::Communicator;
+use super::device::DeviceStaging;
 use super::numbers::datatype;
 use super::request::Request;
 use super::staging::{Addresses, StagingBuffers};
@@ -18,7 +19,7 @@ use crate::call::error::{Cause, Error, Failure, Result};
 use crate::call::fold::{Fold, Op};
 use crate::call::partition::Partition;
 use crate::call::{Call, CallWords};
-use crate::group::args::CollectiveArgs;
+use crate::group::args::{BufferBytes, CollectiveArgs};
 use crate::health::watch::Watch;
 use lockstep_types::{Collective, Dtype, bytes_of};
 use mpi::ffi;
@@ -35,14 +36,16 @@ const PART: usize = 256 << 10;
 pub(crate) struct Engine {
     pub(super) comm: Communicator,
     /// World ranks of the members.
-    members: Arc<[usize]>,
-    me: usize,
+    pub(super) members: Arc<[usize]>,
+    pub(super) me: usize,
     buffers: StagingBuffers,
+    pub(super) device: DeviceStaging,
 }
 
 impl Engine {
     pub(super) fn new(comm: Communicator, members: Arc<[usize]>, me: usize) -> Engine {
-        Engine { comm, members, me, buffers: StagingBuffers::default() }
+        let (buffers, device) = (StagingBuffers::default(), DeviceStaging::default());
+        Engine { comm, members, me, buffers, device }
     }
 
     pub(crate) fn perform(
@@ -53,7 +56,14 @@ impl Engine {
     ) -> Result<()> {
         let members = self.members.clone();
         let supervision = Supervision::call(watch, &members);
-        check_counts(&args, dtype, watch)?;
+        // These are performed in pieces.
+        let in_pieces = matches!(
+            args.kind(),
+            Collective::AllReduce | Collective::Reduce | Collective::Broadcast
+        );
+        if !in_pieces {
+            check_counts(&args, dtype, watch)?;
+        }
         self.compare_calls(watch, &supervision)?;
         self.execute(args, dtype, watch, &supervision)
     }
@@ -238,7 +248,7 @@ impl Engine {
     }
 
     /// Checks that each member sends as much as we expect; MPI would truncate the data.
-    fn compare_counts(
+    pub(super) fn compare_counts(
         &mut self,
         sent: &[usize],
         received: &[usize],
@@ -300,12 +310,14 @@ fn piece_of(members: usize) -> usize {
     (PART * members).min(1 << 30)
 }
 
-/// MPI counts are 32-bit; only collectives that are performed in pieces may be longer.
-fn check_counts(args: &CollectiveArgs, dtype: Dtype, watch: &Watch) -> Result<()> {
-    let in_pieces =
-        matches!(args.kind(), Collective::AllReduce | Collective::Reduce | Collective::Broadcast);
+/// MPI counts are 32-bit.
+pub(super) fn check_counts<I: BufferBytes, O: BufferBytes>(
+    args: &CollectiveArgs<'_, I, O>,
+    dtype: Dtype,
+    watch: &Watch,
+) -> Result<()> {
     let most = args.largest() / dtype.bytes();
-    if in_pieces || most <= c_int::MAX as usize {
+    if most <= c_int::MAX as usize {
         return Ok(());
     }
     let what = format!(
@@ -322,14 +334,14 @@ fn none() -> [Vec<c_int>; 4] {
 }
 
 /// Counts and offsets of all shards of `bytes`, in elements.
-fn shard_counts(bytes: usize, members: usize, width: usize) -> (Vec<c_int>, Vec<c_int>) {
+pub(super) fn shard_counts(bytes: usize, members: usize, width: usize) -> (Vec<c_int>, Vec<c_int>) {
     let shard = |i: usize| Partition::of_bytes(bytes, members, width).elements(i);
     let counts = (0..members).map(|i| shard(i).len() as c_int).collect();
     (counts, (0..members).map(|i| shard(i).start as c_int).collect())
 }
 
 /// Counts and offsets of consecutive pieces, in elements.
-fn packed(counts: &[usize]) -> (Vec<c_int>, Vec<c_int>) {
+pub(super) fn packed(counts: &[usize]) -> (Vec<c_int>, Vec<c_int>) {
     let starts = counts.iter().scan(0, |at, n| {
         let start = *at;
         *at += *n as c_int;

@@ -7,6 +7,7 @@
 mod channel;
 mod collectives;
 mod communicator;
+mod device;
 mod handle;
 mod join;
 mod numbers;
@@ -18,4 +19,5 @@ mod supervision;
 
 pub(crate) use channel::Channel;
 pub(crate) use collectives::Engine;
+pub(crate) use device::{Place, is_cuda_aware};
 pub(crate) use session::SessionGuard;

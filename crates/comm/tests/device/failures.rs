@@ -1,7 +1,8 @@
 //! Calls that fail: the message names the rank and both calls, and appears in time.
 
+use crate::check::open;
+use crate::gpu;
 use crate::memory::DeviceVec;
-use crate::{gpu, open};
 use lockstep_comm::{Cause, DeviceEngine, DeviceSlice, Error, Op, Options, on_threads_with};
 use lockstep_cuda::Stream;
 use std::time::{Duration, Instant};

@@ -1,9 +1,10 @@
 //! A rank that is killed inside a collective on device memory: the survivors name it.
 
+use crate::check::open;
+use crate::gpu;
 use crate::memory::DeviceVec;
 use crate::processes::shared_memory;
 use crate::ranks::{TestRank, options, spawn};
-use crate::{gpu, open};
 use lockstep_comm::{Cause, DeviceEngine, Error, Op, Options};
 use lockstep_cuda::{Gpu, Stream};
 use std::time::{Duration, Instant};

@@ -1,6 +1,7 @@
 //! Collectives on device memory, compared with those of the host. Runs on a GPU if `LOCKSTEP_DEVICE` is `cuda`; otherwise
 //! the tests print that they are skipped.
 
+mod check;
 mod collectives;
 mod failures;
 mod killed;
@@ -13,7 +14,6 @@ mod processes;
 #[allow(dead_code)]
 mod ranks;
 
-use lockstep_comm::{DeviceEngine, DeviceGroup, Group};
 use lockstep_cuda::Gpu;
 
 /// The first GPU, if the tests are to use it.
@@ -27,9 +27,4 @@ fn gpu(test: &str) -> Option<Gpu> {
             None
         }
     }
-}
-
-fn open(group: &Group, gpu: &Gpu, engine: DeviceEngine) -> DeviceGroup {
-    group.open_device(Some(gpu), engine).unwrap();
-    group.device().expect("an engine of device memory")
 }

@@ -81,7 +81,7 @@ impl Comm {
             overlap: reader.flag("comm.overlap"),
             device_engine: reader.parsed(
                 "comm.device_engine",
-                "be one of \"auto\", \"shared\", \"nccl\", \"host\"",
+                "be one of \"auto\", \"shared\", \"nccl\", \"mpi\", \"host\"",
                 |typed| {
                     let words = DeviceEngine::ALL.map(DeviceEngine::name);
                     typed.parse().map_err(|message| match nearest(typed, words.into_iter()) {

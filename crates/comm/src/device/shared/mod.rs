@@ -16,9 +16,9 @@
 //! Contributions are combined in member order in one pass: identical bits on every member and in every run.
 
 mod fences;
-mod launch;
+pub(crate) mod launch;
 mod staging;
-mod work;
+pub(crate) mod work;
 
 pub(super) use launch::MAX_MEMBERS;
 
