@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks the CUDA backend on a machine without a GPU. Downloads NVIDIA's libraries with pip; exits with 2 if they cannot
 # be installed.
+# With --install it only downloads them.
 # - NVRTC compiles every kernel for all supported architectures. Register spills fail.
 # - cuDNN builds attention plans for described GPUs (crates/kernels/src/cuda/attention/plans.rs lists them). Skipped
 #   without a C compiler.
@@ -15,6 +16,7 @@ if [ ! -f "$wheels/complete" ]; then
     python3 -m pip install --quiet --no-deps --no-compile --target "$wheels" "${packages[@]}" || exit 2
     touch "$wheels/complete"
 fi
+[ "${1:-}" != --install ] || exit 0
 wheels="$(realpath "$wheels")"
 # Folder of a library.
 folder() { dirname "$(find "$wheels" -name "$1" | head -1)"; }

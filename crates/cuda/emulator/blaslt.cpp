@@ -126,6 +126,9 @@ void Product::run() const {
             if (how.epilogue & DGELU) x *= gelu_derivative(load(how.aux, aux_at, out_layout.type));
             store(out, at, out_layout.type, x);
         }
+        const std::size_t width = out_layout.type == F32 ? 4 : 2, column = m * width;
+        emulated_written(static_cast<const char*>(out) + j * out_layout.ld * width, column);
+        if (how.epilogue & GELU) emulated_written(static_cast<const char*>(how.aux) + j * how.aux_ld * width, column);
     }
 }
 

@@ -47,6 +47,7 @@ std::string replace_shared(const std::string& text) {
 }
 
 bool compile(Program& program, const std::string& architecture) {
+    const bool check = std::getenv("LOCKSTEP_EMULATED_CHECK");
     char folder[] = "/tmp/emulated-gpu-XXXXXX";
     if (!mkdtemp(folder)) return false;
     const std::string at = folder, own = own_folder(), log = at + "/log";
@@ -64,14 +65,18 @@ bool compile(Program& program, const std::string& architecture) {
         whole << "#include \"" << own << "/device.h\"\n" << expanded << "\n";
         for (const std::string& name : names) whole << "EMULATED_KERNEL(" << name << ")\n";
         whole.close();
+        // Every access calls `check.cpp`. The source stays where it is, for messages.
+        const char* hooks = check ? "-g1 -DEMULATED_CHECK -fsanitize=thread --param tsan-instrument-func-entry-exit=0 " : "";
         // Products are not fused with sums, so that inlined functions give the same bits everywhere.
-        done = run("g++ -std=c++17 -O2 -march=native -ffp-contract=off -fno-strict-aliasing -w -shared -fPIC -fvisibility=hidden "
-                   "-fno-gnu-unique '" + at + "/whole.cpp' -o '" + at + "/kernels.so' -L'" + own +
-                       "' -l:libcuda.so.1 -Wl,-rpath,'" + own + "'",
+        done = run("g++ -std=c++17 -O2 -march=native -ffp-contract=off -fno-strict-aliasing -w -c -fPIC -fvisibility=hidden "
+                   "-fno-gnu-unique " + std::string(hooks) + "'" + at + "/whole.cpp' -o '" + at + "/kernels.o'",
+                   log, program.log) &&
+               run("g++ -shared '" + at + "/kernels.o' -o '" + at + "/kernels.so' -L'" + own + "' -l:libcuda.so.1 -Wl,-rpath,'" +
+                       own + "'",
                    log, program.log);
     }
     if (done) program.image = read(at + "/kernels.so");
-    if (!std::getenv("LOCKSTEP_EMULATED_KEEP")) std::system(("rm -rf '" + at + "'").c_str());
+    if (!check && !std::getenv("LOCKSTEP_EMULATED_KEEP")) std::system(("rm -rf '" + at + "'").c_str());
     return done;
 }
 

@@ -96,10 +96,20 @@ inline unsigned umax(unsigned a, unsigned b) { return max(a, b); }
 template <class T> inline T __ldcs(const T* p) { return *p; }
 template <class T> inline T __ldg(const T* p) { return *p; }
 template <class T> inline void __stcs(T* p, T x) { *p = x; }
+// In code that hooks do not see.
+#ifdef EMULATED_CHECK
+#define EMULATED_UNSEEN __attribute__((noinline, no_sanitize("thread")))
+#else
+#define EMULATED_UNSEEN
+#endif
+
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 [[noreturn]] inline void __trap() { emulated::emulated_fail("a kernel stopped with __trap()"); }
 
-template <class T> inline T emulated_update(T* p, T x, T (*next)(T, T)) {
+template <class T> EMULATED_UNSEEN inline T emulated_update(T* p, T x, T (*next)(T, T)) {
+#ifdef EMULATED_CHECK
+    emulated::emulated_atomic(p, sizeof *p);
+#endif
     T old = *p;
     while (true) {
         T value = next(old, x);
@@ -225,6 +235,9 @@ inline EmulatedCopies& emulated_copies() {
 }
 inline void copy_16_async(void* shared, const void* global, int bytes = 16) {
     EmulatedCopies::Copy copy = {shared, {}};
+#ifdef EMULATED_CHECK
+    emulated::emulated_read(global, bytes);
+#endif
     std::memcpy(copy.bytes, global, static_cast<std::size_t>(bytes));
     std::memset(shared, 0xff, 16);
     emulated_copies().groups.back().push_back(copy);

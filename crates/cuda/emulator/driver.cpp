@@ -3,7 +3,7 @@
 // LOCKSTEP_EMULATED_STREAMS=now, the default, executes an operation when it is enqueued. With `late` a stream executes
 // nothing until the host or another stream waits for it: whoever forgets to wait reads or overwrites memory too early.
 
-#include "run.h"
+#include "check.h"
 #include "stream.h"
 
 #include <atomic>
@@ -122,7 +122,7 @@ struct Allocation {
 static std::mutex memory_lock;
 static std::map<std::uint64_t, Allocation> allocations;         // by address
 static std::map<std::uint64_t, Allocation> physical;            // by handle
-static std::map<std::uint64_t, std::size_t> pinned, reserved;   // by address
+static std::map<std::uint64_t, std::size_t> pinned, mapped;     // by address
 static std::size_t used = 0;
 
 static std::size_t total_bytes() {
@@ -146,6 +146,21 @@ static void* map_file(int file, std::size_t bytes, void* at) {
     return address == MAP_FAILED ? nullptr : address;
 }
 
+bool find_device_memory(std::uint64_t address, std::uint64_t& from, std::uint64_t& to) {
+    std::lock_guard lock(memory_lock);
+    auto allocated = allocations.upper_bound(address);
+    if (allocated != allocations.begin()) {
+        --allocated;
+        from = allocated->first, to = from + allocated->second.bytes;
+        if (address < to) return true;
+    }
+    auto part = mapped.upper_bound(address);
+    if (part == mapped.begin()) return false;
+    --part;
+    from = part->first, to = from + part->second;
+    return address < to;
+}
+
 static bool is_pinned(const void* pointer) {
     std::lock_guard lock(memory_lock);
     const auto address = reinterpret_cast<std::uint64_t>(pointer);
@@ -154,7 +169,10 @@ static bool is_pinned(const void* pointer) {
 }
 
 static void copy(Stream* stream, void* to, const void* from, std::size_t bytes) {
-    stream->enqueue([=] { std::memmove(to, from, bytes); });
+    stream->enqueue([=] {
+        std::memmove(to, from, bytes);
+        emulated_written(to, bytes);
+    });
 }
 
 // ---- kernels ----
@@ -289,6 +307,7 @@ int cuMemAlloc_v2(std::uint64_t* address, std::size_t bytes) {
     void* start = file < 0 ? nullptr : map_file(file, bytes, nullptr);
     if (!start) return OUT_OF_MEMORY;
     std::memset(start, 0xff, bytes);
+    check_new(reinterpret_cast<std::uint64_t>(start), bytes);
     *address = reinterpret_cast<std::uint64_t>(start);
     allocations[*address] = {bytes, file};
     used += bytes;
@@ -363,10 +382,16 @@ int cuMemMap(std::uint64_t address, std::size_t bytes, std::size_t, std::uint64_
     void* start = map_file(found->second.file, bytes, reinterpret_cast<void*>(address));
     if (!start) return INVALID_VALUE;
     std::memset(start, 0xff, bytes);
+    check_new(address, bytes);
+    mapped[address] = bytes;
     return SUCCESS;
 }
 
 int cuMemUnmap(std::uint64_t address, std::size_t bytes) {
+    {
+        std::lock_guard lock(memory_lock);
+        mapped.erase(address);
+    }
     // The addresses stay reserved.
     void* start = mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -382,7 +407,10 @@ int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t bytes, 
     } else {
         // Pageable memory has been read when the call returns.
         auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
-        stream_of(stream)->enqueue([=] { std::memcpy(target, staged->data(), staged->size()); });
+        stream_of(stream)->enqueue([=] {
+            std::memcpy(target, staged->data(), staged->size());
+            emulated_written(target, staged->size());
+        });
     }
     return SUCCESS;
 }
@@ -404,7 +432,10 @@ int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t bytes
 }
 
 int cuMemsetD8Async(std::uint64_t address, unsigned char value, std::size_t bytes, Handle stream) {
-    stream_of(stream)->enqueue([=] { std::memset(reinterpret_cast<void*>(address), value, bytes); });
+    stream_of(stream)->enqueue([=] {
+        std::memset(reinterpret_cast<void*>(address), value, bytes);
+        emulated_written(reinterpret_cast<void*>(address), bytes);
+    });
     return SUCCESS;
 }
 
@@ -520,6 +551,8 @@ int cuIpcGetMemHandle(IpcHandle* handle, std::uint64_t address) {
     std::lock_guard lock(memory_lock);
     auto found = allocations.find(address);
     if (found == allocations.end()) return INVALID_VALUE;
+    // Other processes do not say what they write.
+    emulated_written(reinterpret_cast<void*>(address), found->second.bytes);
     const SharedMemory shared = {getpid(), found->second.file, found->second.bytes};
     std::memset(handle, 0, sizeof *handle);
     std::memcpy(handle, &shared, sizeof shared);
@@ -538,6 +571,7 @@ int cuIpcOpenMemHandle_v2(std::uint64_t* address, IpcHandle handle, unsigned) {
     }
     std::lock_guard lock(memory_lock);
     *address = reinterpret_cast<std::uint64_t>(start);
+    emulated_written(start, shared.bytes);
     allocations[*address] = {shared.bytes, file};
     used += shared.bytes;
     return SUCCESS;

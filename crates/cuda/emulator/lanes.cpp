@@ -2,8 +2,7 @@
 // own; it gives way where it waits for others. Threads run one after the other from barrier to barrier, in an order that
 // LOCKSTEP_EMULATED_ORDER chooses: a kernel without races gives the same result in every order.
 
-#include "lanes.h"
-#include "run.h"
+#include "check.h"
 
 #include <algorithm>
 #include <array>
@@ -53,11 +52,21 @@ emulated_switch:
 // Where threads meet. `arrived` starts again when all have come, and `round` counts how often.
 struct Meeting {
     int arrived = 0;
+    unsigned warps = 0; // that have arrived
     std::uint64_t round = 0;
+
+    // `ordered`: everybody may use what the others did before.
+    void complete(bool ordered) {
+        if (ordered && checking()) check_meeting(warps);
+        arrived = 0;
+        warps = 0;
+        round++;
+    }
 };
 
 struct Warp {
     Meeting meeting;
+    bool orders = false; // whether it orders accesses to memory
     int alive = 0;
     int first = 0, end = 0; // its threads in the order in which they run
     // Operands of two rounds, so that a lane can bring the next while others still read.
@@ -142,6 +151,8 @@ void* Block::enter(Thread& thread) {
     thread.waits_for = nullptr;
     if (!thread.stack) {
         thread.memory = take_stack();
+        thread.lane.stack = thread.memory;
+        thread.lane.stack_bytes = STACK - STAGGER;
         void** top = reinterpret_cast<void**>(thread.memory + STACK - STAGGER) - 2;
         *top = reinterpret_cast<void*>(&Block::start);
         // Six registers below the address to return to; the stack is aligned as after a call.
@@ -178,18 +189,18 @@ void Block::finish() {
     alive--;
     // Those that wait for the whole block do not wait for a thread that has returned.
     Meeting& whole = barriers[0];
-    if (whole.arrived > 0 && whole.arrived == alive) whole.arrived = 0, whole.round++;
+    if (whole.arrived > 0 && whole.arrived == alive) whole.complete(true);
     Meeting& warp = self.warp->meeting;
-    if (warp.arrived > 0 && warp.arrived == self.warp->alive) warp.arrived = 0, warp.round++;
+    if (warp.arrived > 0 && warp.arrived == self.warp->alive) warp.complete(self.warp->orders);
     void* unused;
     emulated_switch(&unused, host);
 }
 
 void Block::barrier(int id, int count) {
     Meeting& meeting = barriers[id];
+    meeting.warps |= 1u << current->lane.number / WARP;
     if (++meeting.arrived == (count ? count : alive)) {
-        meeting.arrived = 0;
-        meeting.round++;
+        meeting.complete(true);
     } else {
         wait(meeting);
     }
@@ -201,9 +212,11 @@ const char* Block::exchange(const void* operand, int bytes) {
     char* to = warp.operands[round % 2][current->lane.thread.x % WARP];
     if (bytes == 4) std::memcpy(to, operand, 4);
     else std::memcpy(to, operand, bytes);
+    warp.meeting.warps |= 1u << current->lane.number / WARP;
+    // Without operands, this is `__syncwarp`.
+    warp.orders = bytes == 0;
     if (++warp.meeting.arrived == warp.alive) {
-        warp.meeting.arrived = 0;
-        warp.meeting.round++;
+        warp.meeting.complete(warp.orders);
     } else {
         wait(warp.meeting);
     }
@@ -256,10 +269,11 @@ void Block::run(const Launch& work, Index at) {
     for (unsigned i = 0; i < count; i++) {
         Thread& thread = threads[i];
         const Index index = {i % work.threads.x, i / work.threads.x % work.threads.y, i / work.threads.x / work.threads.y};
-        thread.lane = {index, at, work.threads, work.blocks, aligned, nullptr};
+        thread.lane = {index, at, work.threads, work.blocks, aligned, nullptr, i, false, nullptr, 0};
         thread.warp = &warps[i / WARP];
         thread.warp->alive++;
     }
+    if (checking()) check_block((at.z * work.blocks.y + at.y) * work.blocks.x + at.x, aligned, work.shared_bytes);
     alive = static_cast<int>(count);
     arrange();
     for (int turn = 0; turn < alive; turn++) {
@@ -293,9 +307,11 @@ void run_grid(const Launch& launch) {
         block = idle.back();
         idle.pop_back();
     }
+    if (checking()) check_launch(launch);
     for (unsigned z = 0; z < launch.blocks.z; z++)
         for (unsigned y = 0; y < launch.blocks.y; y++)
             for (unsigned x = 0; x < launch.blocks.x; x++) block->run(launch, {x, y, z});
+    emulated_current = nullptr;
     std::lock_guard lock(idle_lock);
     idle.push_back(block);
 }

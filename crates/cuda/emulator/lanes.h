@@ -16,6 +16,10 @@ struct Lane {
     char* dynamic_shared;
     // Copies to shared memory that were started: see `device.h`.
     void* copies;
+    unsigned number; // in the block
+    bool fenced; // has called __threadfence
+    const char* stack;
+    std::size_t stack_bytes;
 };
 
 // The thread that runs.
@@ -26,6 +30,9 @@ extern "C" {
 void emulated_barrier(int id, int threads);
 // Gives all lanes of a warp the operands of all lanes: 32 runs of `bytes` bytes, up to 64. Blocks until all have come.
 const char* emulated_exchange(const void* operand, int bytes);
+// Memory is read, or changed by an atomic operation, in code that is compiled without hooks.
+void emulated_read(const void* address, int bytes);
+void emulated_atomic(const void* address, int bytes);
 // Ends the process with a message.
 [[noreturn]] void emulated_fail(const char* message);
 }
