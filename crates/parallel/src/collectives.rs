@@ -225,22 +225,6 @@ impl Transfer {
             }
         }
     }
-
-    /// The transfer, unless it is complete: then its memory may be reused, by any stream.
-    pub fn unless_done(self) -> Result<Option<Transfer>> {
-        Ok(match self {
-            Transfer::OnDevice { pending, device } if pending.is_done() => {
-                let (tensor, done) = pending.wait()?;
-                Transfer::Enqueued { tensor, done, device }.unless_done()?
-            }
-            Transfer::Enqueued { done, .. } if done.is_complete() => None,
-            Transfer::Staged { pending, target: None } if pending.is_done() => {
-                pending.wait()?;
-                None
-            }
-            unfinished => Some(unfinished),
-        })
-    }
 }
 
 /// The group on device memory and the stream to use, if all buffers are there and the group has an engine for it.

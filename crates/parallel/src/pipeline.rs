@@ -32,14 +32,17 @@ pub struct Pipeline {
     steps: Arc<[PipelineStep]>,
     /// Messages that arrived before they were needed.
     early: Vec<(Action, Tensor)>,
-    sends: Vec<Transfer>,
+    /// For each step, the messages of this rank that have been received when those of the step have arrived.
+    received: Arc<[Vec<Action>]>,
+    /// Messages that may not have been received.
+    sends: Vec<(Action, Transfer)>,
 }
 
 impl Pipeline {
     pub fn new(schedule: Schedule, groups: &Groups, message: MessageShape) -> Pipeline {
         let me = groups.coord.pipe;
-        let steps = schedule.steps(me).into();
-        Pipeline { schedule, message, me, steps, early: vec![], sends: vec![] }
+        let (steps, received) = (schedule.steps(me).into(), schedule.received(me).into());
+        Pipeline { schedule, message, me, steps, early: vec![], received, sends: vec![] }
     }
 
     /// Executes all actions of this rank: `execute` gets an action and its input, and returns the output to send.
@@ -51,11 +54,15 @@ impl Pipeline {
     ) -> Result<()> {
         let group = groups.group(GroupKind::Pipe);
         self.early.clear();
-        for step in self.steps.clone().iter() {
-            let input = groups.timed(CommAxis::Pipe, || self.receive(device, group, step))?;
+        for (step, received) in self.steps.clone().iter().zip(self.received.clone().iter()) {
+            let input = groups.timed(CommAxis::Pipe, || {
+                let input = self.receive(device, group, step)?;
+                self.free(received)?;
+                Ok(input)
+            })?;
             let output = execute(step.action, input);
             if let (Some(to), Some(output)) = (step.sends_to, output) {
-                self.send(device, group, to, output)?;
+                self.sends.push((step.action, send(device, group, to, output)));
             }
         }
         groups.timed(CommAxis::Pipe, || self.wait_for_sends())
@@ -70,6 +77,7 @@ impl Pipeline {
     ) -> Result<()> {
         let group = groups.group(GroupKind::Pipe);
         let (ranks, stages) = (self.schedule.ranks, self.schedule.stages());
+        let mut sends = Vec::new();
         for stage in (self.me..stages).step_by(ranks) {
             let input = match stage {
                 0 => None,
@@ -79,10 +87,10 @@ impl Pipeline {
             };
             let output = execute(stage / ranks, input);
             if stage + 1 < stages {
-                self.send(device, group, (stage + 1) % ranks, output)?;
+                sends.push(send(device, group, (stage + 1) % ranks, output));
             }
         }
-        self.wait_for_sends()
+        sends.into_iter().try_for_each(|send| send.wait().map(drop))
     }
 
     /// Receives the messages of a step and returns the input of its action.
@@ -115,25 +123,25 @@ impl Pipeline {
         Ok(tensor)
     }
 
-    fn send(&mut self, device: &Device, group: &Group, to: usize, tensor: Tensor) -> Result<()> {
-        self.drop_complete_sends()?;
-        // The activation now belongs to the receiver; how long the buffer lives depends on when it receives.
-        tensor.retag(Tag::Buffers);
-        self.sends.push(collectives::start_send(device, group, tensor, to));
-        Ok(())
-    }
-
-    /// Frees the tensors of complete sends. Others stay: on a GPU, the receiver's copy may not have begun.
-    fn drop_complete_sends(&mut self) -> Result<()> {
-        for index in (0..self.sends.len()).rev() {
-            if let Some(send) = self.sends.swap_remove(index).unless_done()? {
-                self.sends.push(send);
-            }
+    /// Frees the tensors of these messages. The other rank has received them, so that nobody waits here: on a GPU, the
+    /// messages of this rank come after the copies on the other. Freeing whatever happens to be complete would give
+    /// tensors other addresses in every step, and lists of operations could not be started as one graph.
+    fn free(&mut self, received: &[Action]) -> Result<()> {
+        for action in received {
+            let index = self.sends.iter().position(|(sent, _)| sent == action);
+            self.sends.swap_remove(index.expect("the message was sent")).1.wait()?;
         }
         Ok(())
     }
 
     fn wait_for_sends(&mut self) -> Result<()> {
-        std::mem::take(&mut self.sends).into_iter().try_for_each(|send| send.wait().map(drop))
+        let sends = std::mem::take(&mut self.sends);
+        sends.into_iter().try_for_each(|(_, send)| send.wait().map(drop))
     }
+}
+
+fn send(device: &Device, group: &Group, to: usize, tensor: Tensor) -> Transfer {
+    // The activation now belongs to the receiver.
+    tensor.retag(Tag::Buffers);
+    collectives::start_send(device, group, tensor, to)
 }

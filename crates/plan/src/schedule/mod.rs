@@ -33,6 +33,7 @@ mod interleaved;
 mod kind;
 mod messages;
 mod one_forward_one_backward;
+mod received;
 mod replay;
 mod text;
 mod zero_bubble;

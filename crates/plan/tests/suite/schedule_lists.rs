@@ -4,6 +4,7 @@ use lockstep_plan::schedule::{
     Act, Action, InFlight, Schedule, ScheduleKind, Times, clock, replay,
 };
 use proptest::prelude::*;
+use std::collections::HashSet;
 
 /// All schedules of up to 8 ranks, 4 chunks and 32 micro-batches.
 pub fn all() -> impl Iterator<Item = Schedule> {
@@ -214,4 +215,70 @@ proptest! {
             prop_assert!(replay(&schedule, None).is_err());
         }
     }
+}
+
+/// The list of a rank says which of its messages have been received. Here the others are as late as they can be.
+#[test]
+fn messages_are_not_called_received_before_they_are() {
+    let sizes = [1, 2, 3, 5, 8, 16];
+    for schedule in all().filter(|s| s.ranks <= 5 && sizes.contains(&s.micros)) {
+        let lists: Vec<_> = (0..schedule.ranks).map(|rank| schedule.steps(rank)).collect();
+        for rank in 0..schedule.ranks {
+            let listed = schedule.received(rank);
+            let (mut sent, mut arrived) = (HashSet::new(), HashSet::new());
+            let mut done = vec![0; schedule.ranks];
+            // The rank itself runs if it can, otherwise the one that it is waiting for, and so on.
+            while done[rank] < lists[rank].len() {
+                let mut next = rank;
+                let step = loop {
+                    let step = &lists[next][done[next]];
+                    let missing = step.receives.iter().find(|m| !sent.contains(&m.result_of));
+                    match missing {
+                        Some(message) => next = message.from,
+                        None => break step,
+                    }
+                };
+                arrived.extend(step.receives.iter().map(|message| message.result_of));
+                if next == rank {
+                    for action in &listed[done[rank]] {
+                        assert!(arrived.contains(action), "{action} of rank {rank}: {schedule}");
+                    }
+                }
+                if step.sends_to.is_some() {
+                    sent.insert(step.action);
+                }
+                done[next] += 1;
+            }
+            let mut all: Vec<_> = listed.concat();
+            all.sort();
+            all.dedup();
+            assert_eq!(all.len(), listed.concat().len(), "listed twice: {schedule}");
+        }
+    }
+}
+
+/// Memory of messages that are known to have been received can be used again: the others do not grow in number with the
+/// micro-batches.
+#[test]
+fn few_messages_are_not_known_to_be_received() {
+    let most = |kind, ranks, micros| {
+        let schedule = Schedule::new(kind, ranks, 1, micros).unwrap();
+        let of_rank = |rank| {
+            let (mut waiting, mut most) = (0, 0);
+            for (step, received) in schedule.steps(rank).iter().zip(schedule.received(rank)) {
+                waiting = waiting + usize::from(step.sends_to.is_some()) - received.len();
+                most = most.max(waiting);
+            }
+            most
+        };
+        (0..ranks).map(of_rank).max().unwrap()
+    };
+    for kind in [ScheduleKind::OneForwardOneBackward, ScheduleKind::ZbH1, ScheduleKind::ZbH2] {
+        for ranks in [2, 4, 8] {
+            let [few, many] = [16, 64].map(|micros| most(kind, ranks, micros));
+            assert!(many <= few.max(2 * ranks), "{kind} on {ranks}: {few}, {many}");
+        }
+    }
+    // GPipe sends all activations before the first gradient comes back.
+    assert_eq!(most(ScheduleKind::Gpipe, 2, 16), 16);
 }
