@@ -123,9 +123,9 @@ impl Pipeline {
         Ok(tensor)
     }
 
-    /// Frees the tensors of these messages. The other rank has received them, so that nobody waits here: on a GPU, the
-    /// messages of this rank come after the copies on the other. Freeing whatever happens to be complete would give
-    /// tensors other addresses in every step, and lists of operations could not be started as one graph.
+    /// Frees the tensors of messages that have been received. On a GPU, the message that proves it comes after the copy on
+    /// the other rank's stream, so that nothing waits here. Freeing whatever happens to be complete would give tensors
+    /// other addresses in every step, and lists of operations could not be started as one graph.
     fn free(&mut self, received: &[Action]) -> Result<()> {
         for action in received {
             let index = self.sends.iter().position(|(sent, _)| sent == action);

@@ -19,6 +19,7 @@ use crate::call::error::{Cause, Error, Failure, Result};
 use crate::call::fold::{Fold, Op};
 use crate::call::partition::Partition;
 use crate::call::{Call, CallWords};
+use crate::device::shared::launch::MAX_MEMBERS;
 use crate::group::args::{BufferBytes, CollectiveArgs};
 use crate::health::watch::Watch;
 use lockstep_types::{Collective, Dtype, bytes_of};
@@ -310,21 +311,23 @@ fn piece_of(members: usize) -> usize {
     (PART * members).min(1 << 30)
 }
 
-/// MPI counts are 32-bit.
+/// MPI counts are 32-bit. Shards of a reduction on a GPU have equal lengths, and so one element more for some members.
+const MOST_ELEMENTS: usize = c_int::MAX as usize - MAX_MEMBERS;
+
+/// Refuses a call that MPI cannot count.
 pub(super) fn check_counts<I: BufferBytes, O: BufferBytes>(
     args: &CollectiveArgs<'_, I, O>,
     dtype: Dtype,
     watch: &Watch,
 ) -> Result<()> {
     let most = args.largest() / dtype.bytes();
-    if most <= c_int::MAX as usize {
+    if most <= MOST_ELEMENTS {
         return Ok(());
     }
     let what = format!(
-        "{} in group {}: {most} elements exceed the MPI limit of {} per call; split the call",
+        "{} in group {}: {most} elements exceed the MPI limit of {MOST_ELEMENTS} per call; split the call",
         args.kind().name(),
-        watch.group_name,
-        c_int::MAX
+        watch.group_name
     );
     Err(Error::Misuse { rank: watch.rank, what })
 }

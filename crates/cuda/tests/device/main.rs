@@ -1,5 +1,5 @@
-//! What the emulated GPU reports of wrong kernels when LOCKSTEP_EMULATED_CHECK is set; otherwise the tests print that they are
-//! skipped. A report ends the process, so that each kernel has its own.
+//! Wrong kernels, which the emulated GPU must report, and right ones, which it must not. Skipped unless
+//! LOCKSTEP_EMULATED_CHECK is set. A report ends the process, so that each kernel has its own.
 
 use std::process::Command;
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::Schedule;
 use super::action::Action;
 
-/// Steps of each rank whose messages have arrived.
+/// For each rank, the number of its steps whose messages have arrived.
 type Known = Vec<usize>;
 
 impl Schedule {
