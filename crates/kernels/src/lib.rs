@@ -37,7 +37,7 @@ mod memory;
 pub mod reference;
 mod team;
 
-pub use cuda::{CudaError, CudaLibrary, CudaReport};
+pub use cuda::{CudaError, CudaLibrary, CudaReport, OperationCounts};
 pub use device::{
     AdamW, AttentionDelta, AttentionOutput, AttentionShape, Capacity, Code, Combine, CrossEntropy,
     DROPPED, Device, DropoutMask, Event, FP8_MULTIPLE, Fp8Cast, Fp8Copies, Fp8Format, Fp8History,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use lockstep_comm::{Op, World};
-use lockstep_kernels::{Device, DeviceType, OpClass, Tag};
+use lockstep_kernels::{Device, DeviceType, OpClass, OperationCounts, Tag};
 use lockstep_plan::model::flops_per_token;
 use lockstep_plan::{Config, Ledger, Plan};
 use lockstep_sim::{Estimate, Options, estimate};
@@ -148,6 +148,9 @@ struct Record {
     comm_exposed: f64,
     /// The same for the rank with the least in each step, which does not wait for slower ranks.
     comm_exposed_least: f64,
+    /// Operations per step that the host starts on the GPU of rank 0, and the fraction of them in CUDA graphs.
+    operations: Option<f64>,
+    in_graphs: Option<f64>,
     /// Peak resident memory of the largest rank, or the memory in use on its GPU.
     peak_bytes: u64,
     /// Milliseconds per step by operation.
@@ -173,6 +176,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
     // On a GPU the events around each operation take time, so separate steps are metered.
     let metered_apart = device.device_type() == DeviceType::Cuda;
     device.meter().switch(!metered_apart);
+    let operations_before = device.operation_counts();
     let mut times = Vec::new();
     let mut exposed = Vec::new();
     let mut energy: Vec<EnergyReading> = Vec::new();
@@ -204,6 +208,9 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
             break;
         }
     }
+    let operations = device.operation_counts().zip(operations_before).map(|(now, before)| {
+        OperationCounts { all: now.all - before.all, in_graphs: now.in_graphs - before.in_graphs }
+    });
     let metered = if metered_apart { METERED_STEPS } else { times.len() };
     if metered_apart {
         device.meter().switch(true);
@@ -227,6 +234,7 @@ fn rank(args: &Args, file: &RunFile, plan: &Plan, world: &World) -> anyhow::Resu
         let measured = Measured {
             metered,
             energy,
+            operations,
             times,
             exposed: exposed.iter().sum(),
             exposed_least: exposed_least.iter().sum(),
@@ -263,6 +271,8 @@ struct Measured {
     metered: usize,
     /// Readings of the energy counter, if there is one.
     energy: Vec<EnergyReading>,
+    /// Operations of all steps on the GPU of this rank.
+    operations: Option<OperationCounts>,
     /// Exposed communication of all steps, mean over ranks.
     exposed: f64,
     /// Exposed communication of all steps, minimum over ranks.
@@ -299,8 +309,16 @@ fn record(
     measured: &Measured,
     predicted: Option<Estimate>,
 ) -> Record {
-    let Measured { times, metered, energy, exposed, exposed_least, peak_flops, peak_bytes } =
-        measured;
+    let Measured {
+        times,
+        metered,
+        energy,
+        operations,
+        exposed,
+        exposed_least,
+        peak_flops,
+        peak_bytes,
+    } = measured;
     let step = median(times);
     let total: f64 = times.iter().sum();
     let tokens_per_s = plan.tokens_per_step() as f64 / step;
@@ -343,6 +361,8 @@ fn record(
         mfu: gflops * 1e9 / (peak_flops * plan.ranks as f64),
         comm_exposed: exposed / total,
         comm_exposed_least: exposed_least / total,
+        operations: operations.map(|counts| counts.all as f64 / times.len() as f64),
+        in_graphs: operations.map(|counts| counts.in_graphs as f64 / counts.all.max(1) as f64),
         peak_bytes: *peak_bytes,
         time_ms,
         memory: Tag::ALL
@@ -406,6 +426,12 @@ fn print(record: &Record) {
             "step time: {predicted:.1} ms predicted ({:+.1}%), {:.1} ms measured",
             100.0 * (predicted / record.step_ms - 1.0),
             record.step_ms
+        );
+    }
+    if let (Some(operations), Some(in_graphs)) = (record.operations, record.in_graphs) {
+        print_line!(
+            "{operations:.0} operations per step, {:.0}% of them in CUDA graphs",
+            100.0 * in_graphs
         );
     }
     let header = if record.predicted_ms.is_some() { "predicted" } else { "" };

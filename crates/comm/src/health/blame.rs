@@ -12,7 +12,7 @@ const SILENT_MS: u64 = 2_000;
 pub(crate) struct StalledCall<'a> {
     /// World rank of the caller.
     pub rank: usize,
-    /// World rank that the caller waits for.
+    /// World rank that the caller waits for; its own if it waits for its GPU or a library.
     pub peer: usize,
     pub call: &'a Call,
     pub group_name: &'a str,
@@ -32,6 +32,13 @@ impl StalledCall<'_> {
 /// The failure behind a stalled call.
 pub(crate) fn blame(statuses: &[RankStatus], stalled: &StalledCall) -> Failure {
     let call = stalled.call;
+    if stalled.peer == stalled.rank {
+        let why = format!(
+            "rank {} waits for its own GPU or the library of its engine, which make no progress",
+            stalled.rank
+        );
+        return stalled.failure(stalled.rank, Cause::Late, &why);
+    }
     let mut suspect = stalled.peer;
     let mut awaited = (call.group, call.sequence, call.kind);
     let mut path = vec![stalled.rank];
@@ -190,6 +197,17 @@ mod tests {
         let stalled =
             StalledCall { rank: 2, peer: 0, call: &c, group_name: "world", seconds: 30.0 };
         assert_eq!(blame(&statuses, &stalled).cause, Cause::Silent);
+    }
+
+    #[test]
+    fn a_rank_that_waits_for_its_own_gpu_is_no_deadlock() {
+        let c = call(1, 5);
+        let statuses = [running(&[(c, None)]), running(&[(c, None)])];
+        let stalled =
+            StalledCall { rank: 1, peer: 1, call: &c, group_name: "world", seconds: 30.0 };
+        let failure = blame(&statuses, &stalled);
+        assert_eq!((failure.culprit, failure.cause), (1, Cause::Late));
+        assert!(failure.text.contains("rank 1 waits for its own GPU"), "{}", failure.text);
     }
 
     #[test]

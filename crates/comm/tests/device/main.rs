@@ -14,13 +14,34 @@ mod processes;
 #[allow(dead_code)]
 mod ranks;
 
+use std::ops::Deref;
+use std::sync::{Mutex, MutexGuard};
+
 use lockstep_cuda::Gpu;
 
-/// The first GPU, if the tests are to use it.
-fn gpu(test: &str) -> Option<Gpu> {
+/// The first GPU, of one test at a time. Kernels of NCCL wait for each other on the GPU, and what another test allocates or
+/// frees can make them wait forever.
+struct Turn {
+    gpu: Gpu,
+    _others_wait: MutexGuard<'static, ()>,
+}
+
+impl Deref for Turn {
+    type Target = Gpu;
+
+    fn deref(&self) -> &Gpu {
+        &self.gpu
+    }
+}
+
+/// The GPU, if the tests are to use it.
+fn gpu(test: &str) -> Option<Turn> {
+    static TURNS: Mutex<()> = Mutex::new(());
     match std::env::var("LOCKSTEP_DEVICE").as_deref() {
         Ok("cuda") => {
-            Some(Gpu::open(0).unwrap_or_else(|error| panic!("LOCKSTEP_DEVICE=cuda: {error}")))
+            let others_wait = TURNS.lock().unwrap_or_else(|failed| failed.into_inner());
+            let gpu = Gpu::open(0).unwrap_or_else(|error| panic!("LOCKSTEP_DEVICE=cuda: {error}"));
+            Some(Turn { gpu, _others_wait: others_wait })
         }
         _ => {
             println!("{test}: skipped: set LOCKSTEP_DEVICE=cuda to run it on a GPU");

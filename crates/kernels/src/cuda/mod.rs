@@ -36,6 +36,7 @@ pub use lockstep_cuda::CudaError;
 use lockstep_cuda::{
     Arg, Context, DeviceBuffer, Gpu, Grid, Kernels, Result, Source, Stream, StreamEvent, nvml,
 };
+pub use queue::OperationCounts;
 use queue::{Libraries, Operation, Queue};
 pub use report::{CudaLibrary, CudaReport};
 pub(crate) use scalar::PendingScalar;
@@ -135,6 +136,10 @@ impl Cuda {
     pub fn stream(&self) -> &Stream {
         self.queue.flush(self.libraries());
         self.queue.raw_stream()
+    }
+
+    pub fn operation_counts(&self) -> OperationCounts {
+        self.queue.counts()
     }
 
     fn push(&self, operation: Operation) {

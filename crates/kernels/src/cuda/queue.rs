@@ -103,6 +103,15 @@ pub(crate) struct Queue {
 struct Lists {
     waiting: List,
     executed: HashMap<u64, Executed>,
+    counts: OperationCounts,
+}
+
+/// Operations that were put on the stream of a GPU.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct OperationCounts {
+    pub all: u64,
+    /// Those that were part of a CUDA graph.
+    pub in_graphs: u64,
 }
 
 /// A list that was executed.
@@ -121,7 +130,11 @@ pub(crate) struct Libraries<'a> {
 
 impl Queue {
     pub fn new(context: &Arc<Context>) -> Queue {
-        let lists = Lists { waiting: List::new(), executed: HashMap::new() };
+        let lists = Lists {
+            waiting: List::new(),
+            executed: HashMap::new(),
+            counts: OperationCounts::default(),
+        };
         Queue { stream: Stream::new(context.clone()), lists: Mutex::new(lists) }
     }
 
@@ -153,6 +166,10 @@ impl Queue {
         self.lock().execute(&self.stream, libraries);
     }
 
+    pub fn counts(&self) -> OperationCounts {
+        self.lock().counts
+    }
+
     fn lock(&self) -> MutexGuard<'_, Lists> {
         self.lists.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -165,7 +182,9 @@ impl Lists {
         if self.waiting.operations.is_empty() {
             return;
         }
-        if self.waiting.operations.len() < SHORTEST {
+        let operations = self.waiting.operations.len();
+        self.counts.all += operations as u64;
+        if operations < SHORTEST {
             let enqueued = self.waiting.enqueue(stream, libraries);
             self.waiting.clear();
             return must(stream, enqueued);
@@ -181,6 +200,7 @@ impl Lists {
         let enqueued = match graph {
             Some(graph) => {
                 graph.launch(stream);
+                self.counts.in_graphs += operations as u64;
                 Ok(())
             }
             None => enqueue(),

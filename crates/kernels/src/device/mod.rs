@@ -49,7 +49,7 @@ pub use transfer::{SPARE, Transfer};
 use lockstep_cuda::{Gpu, Stream};
 
 use crate::cpu::Cpu;
-use crate::cuda::{Cuda, CudaError, CudaReport};
+use crate::cuda::{Cuda, CudaError, CudaReport, OperationCounts};
 use crate::memory::{Pool, Side};
 use crate::{DeviceType, Dtype, Element, MemoryUsage, Tag, Tensor, View, ViewMut};
 
@@ -196,6 +196,14 @@ impl Device {
         match &self.0.backend {
             Backend::Cpu(_) => None,
             Backend::Cuda(cuda) => Some(cuda.used_bytes()),
+        }
+    }
+
+    /// Operations that were put on the stream of a GPU so far. None on a CPU.
+    pub fn operation_counts(&self) -> Option<OperationCounts> {
+        match &self.0.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.operation_counts()),
         }
     }
 
