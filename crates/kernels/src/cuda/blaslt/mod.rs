@@ -125,8 +125,7 @@ impl BlasLt {
             let old = all.drain().filter_map(|(_, prepared)| prepared);
             old.for_each(|prepared| self.destroy(&prepared));
         }
-        let mut chosen = self.chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let prepared = self.select(stream, &mut chosen, problem, operands);
+        let prepared = self.select(stream, problem, operands);
         all.insert(*problem, prepared);
         prepared
     }
@@ -155,15 +154,18 @@ impl BlasLt {
     }
 
     /// Creates the descriptors and selects the algorithm.
-    fn select(
-        &self,
-        stream: &Stream,
-        chosen: &mut Chosen,
-        problem: &Problem,
-        operands: Operands,
-    ) -> Option<Prepared> {
+    fn select(&self, stream: &Stream, problem: &Problem, operands: Operands) -> Option<Prepared> {
         let mut prepared = self.describe(problem);
         self.set_pointers(&prepared, &operands);
+        if problem.is_short() {
+            let Some(first) = self.candidates(problem, &prepared).first().copied() else {
+                self.destroy(&prepared);
+                return None;
+            };
+            return Some(Prepared { algorithm: first, ..prepared });
+        }
+        // Held during the trials: other ranks of this process wait for the result instead of trying as well.
+        let mut chosen = self.chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let class = problem.class().text();
         let known = chosen.get(&class);
         if let Some(algorithm) = known {

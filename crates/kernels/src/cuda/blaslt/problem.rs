@@ -69,6 +69,9 @@ pub(crate) enum Addend {
     Other,
 }
 
+/// Multiplications and additions of a short product.
+const SHORT: usize = 1 << 23;
+
 impl Problem {
     /// The problem with its sizes rounded up to an eighth of a power of two. All problems of a class use the algorithm that is
     /// selected for the first: the row counts of experts differ in every step, and selecting takes milliseconds.
@@ -76,6 +79,12 @@ impl Problem {
         let round = |size: usize| size.next_multiple_of((size.next_power_of_two() / 8).max(1));
         let Problem { m, n, k, .. } = *self;
         Problem { m: round(m), n: round(n), k: round(k), ..*self }
+    }
+
+    /// Whether every algorithm takes microseconds, so that the heuristic's first is used. Trials would take longer than they
+    /// save: experts of a small model have many classes, because the alignment of their rows differs too.
+    pub fn is_short(&self) -> bool {
+        self.m * self.n * self.k < SHORT
     }
 
     /// One line that identifies the problem in the file of selected algorithms.
