@@ -14,6 +14,7 @@ use super::failure_log;
 use super::output::{self, OutputMode};
 use super::rank::RankProcess;
 use super::spec::{Failure, LaunchError, LaunchSpec};
+use super::stopped::{self, AllStopped};
 use super::sys;
 
 /// Time for the kernel to carry out SIGKILL.
@@ -79,6 +80,7 @@ pub(crate) fn run(
         ranks: start_ranks(spec, assignment, token, &events.sender, done)?,
         exits: vec![],
         phase: Phase::Running,
+        all_stopped: AllStopped::default(),
         requested_at: None,
         interrupted: None,
         deferred: vec![],
@@ -121,6 +123,7 @@ struct Generation<'a> {
     ranks: Vec<RankProcess>,
     exits: Vec<RankExit>,
     phase: Phase,
+    all_stopped: AllStopped,
     /// When the launcher first signalled the ranks to stop.
     requested_at: Option<Instant>,
     interrupted: Option<i32>,
@@ -128,10 +131,11 @@ struct Generation<'a> {
 }
 
 impl Generation<'_> {
-    /// The next event; `None` when the deadline of the phase has passed.
+    /// The next event; `None` when the deadline of the phase has passed, or when it is time to look at the ranks.
     fn next_event(&self, events: &Events) -> Option<Event> {
         match self.phase {
-            Phase::Running | Phase::Abandoned => events.receiver.recv().ok(),
+            Phase::Running => events.receiver.recv_timeout(stopped::INTERVAL).ok(),
+            Phase::Abandoned => events.receiver.recv().ok(),
             Phase::Reporting(until) | Phase::Terminating(until) | Phase::Killing(until) => {
                 let left = until.saturating_duration_since(Instant::now());
                 events.receiver.recv_timeout(left).ok()
@@ -194,14 +198,34 @@ impl Generation<'_> {
         }
     }
 
-    fn on_timeout(&self) -> Phase {
+    fn on_timeout(&mut self) -> Phase {
         let (now, grace) = (Instant::now(), self.spec.grace_after_failure);
         match self.phase {
-            Phase::Running => Phase::Running,
+            Phase::Running => {
+                self.kill_one_of_stopped();
+                Phase::Running
+            }
             Phase::Reporting(_) if !grace.is_zero() => Phase::Terminating(now + grace),
             Phase::Reporting(_) | Phase::Terminating(_) => Phase::Killing(now + KILL_TIMEOUT),
             Phase::Killing(_) | Phase::Abandoned => Phase::Abandoned,
         }
+    }
+
+    /// If all ranks have been stopped for too long, kills one: that is the failure.
+    fn kill_one_of_stopped(&mut self) {
+        let running: Vec<usize> = (0..self.ranks.len())
+            .filter(|one| self.exits.iter().all(|exit| exit.rank != self.first_rank + one))
+            .collect();
+        let pids: Vec<u32> = running.iter().map(|one| self.ranks[*one].pid()).collect();
+        if !self.all_stopped.look(&pids, self.spec.stopped_limit) {
+            return;
+        }
+        let (first, limit) = (running[0], self.spec.stopped_limit.as_secs());
+        output::report(&format!(
+            "all ranks of this host have been stopped (SIGSTOP) for {limit} s; killing rank {}",
+            self.first_rank + first
+        ));
+        self.ranks[first].signal(libc::SIGKILL);
     }
 
     fn reporting(&self) -> Phase {

@@ -21,6 +21,7 @@ mod rendezvous;
 pub mod selftest;
 mod slurm;
 mod spec;
+mod stopped;
 mod supervise;
 mod sys;
 pub mod topology;

@@ -36,6 +36,8 @@ pub struct LaunchSpec {
     pub grace_after_failure: Duration,
     /// Time that the other ranks have after a failure to report it and exit by themselves, before SIGTERM.
     pub report_window: Duration,
+    /// After this time in which all ranks of this node were stopped (SIGSTOP), they have failed.
+    pub stopped_limit: Duration,
     /// The token shared by all nodes. Not needed on a single node: each generation then gets a random one.
     pub token: TokenSource,
     pub bind: Option<IpAddr>,
@@ -62,6 +64,7 @@ impl LaunchSpec {
             grace: Duration::from_secs(5),
             grace_after_failure: Duration::from_secs(5),
             report_window: Duration::from_secs(2),
+            stopped_limit: Duration::from_secs(10),
             token: TokenSource::None,
             bind: None,
             transport: Transport::default(),

@@ -121,4 +121,16 @@ mod tests {
         assert!(dir.join("report").exists() && !dir.join("terminated").exists());
         std::fs::remove_dir_all(dir).unwrap();
     }
+
+    #[test]
+    fn ranks_that_are_all_stopped_have_failed() {
+        let dir = std::env::temp_dir().join(format!("lockstep-stopped-{}", std::process::id()));
+        let command = ["sh", "-c", "kill -STOP $$"].map(Into::into);
+        let mut spec = LaunchSpec::local(2, command.to_vec(), dir.join("logs"));
+        spec.output = crate::OutputMode::None;
+        (spec.stopped_limit, spec.grace_after_failure) = (Duration::from_secs(1), Duration::ZERO);
+        let outcome = launch(&spec).unwrap();
+        assert_eq!((outcome.exit_code, outcome.failure.unwrap().rank), (137, 0));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 }
