@@ -22,8 +22,8 @@ use crate::call::error::Result;
 use crate::call::fold::Op;
 use crate::group::Group;
 use crate::group::args::CollectiveArgs;
-use crate::nccl::Nccl;
 use crate::nccl::api::Api;
+use crate::nccl::{Communicator, Nccl};
 pub(crate) use choice::dotted;
 use choice::{MemberFacts, choose, choose_over_mpi};
 use lockstep_cuda::{Gpu, Stream, StreamEvent};
@@ -126,6 +126,14 @@ impl Group {
         let state = self.inner.device.get()?;
         let opened = !matches!(state.engine, Engine::Host);
         opened.then(|| DeviceGroup { group: self.clone(), state: state.clone() })
+    }
+
+    /// The communicator of a new group of some members, if this group has one. All members call it.
+    pub(crate) fn split_device(&self, members: &[usize]) -> Result<Option<Communicator>> {
+        match self.inner.device.get().map(|state| &state.engine) {
+            Some(Engine::Nccl(nccl)) => nccl.split(self, members),
+            _ => Ok(None),
+        }
     }
 
     fn exchange_facts(&self, gpu: Option<&Gpu>) -> Result<Vec<MemberFacts>> {
