@@ -1,16 +1,20 @@
 //! NCCL, loaded at run time: collectives on device memory between GPUs. Rendezvous, security, names, deadlines and the
 //! flight recorder stay ours; the unique id of a communicator travels over the group's own connections.
 //!
-//! `api` declares the functions, `communicator` creates, splits and aborts communicators, `collectives` enqueues calls, and `watcher` follows calls until the GPU has completed them: a dead, stuck or mismatched rank breaks the
+//! `api` declares the functions, `communicator` creates, splits and aborts communicators, `collectives` and `messages`
+//! enqueue calls, `connect` orders the creation of communicators for messages, and `watcher` follows calls until the GPU has completed them: a dead, stuck or mismatched rank breaks the
 //! world as it does for collectives on host memory, and then the communicator is aborted, which releases streams that wait
 //! for it.
 
 pub(crate) mod api;
 mod collectives;
 mod communicator;
+mod connect;
+mod messages;
 mod watcher;
 
 pub(crate) use communicator::Communicator;
+pub use connect::MessagePeers;
 
 use crate::call::Algo;
 use crate::call::error::Result;
@@ -19,11 +23,14 @@ use crate::device::{DeviceArgs, DeviceSlice};
 use crate::group::Group;
 use crate::group::args::CollectiveArgs;
 use crate::group::dispatch::dispatch;
+use crate::group::messages::End;
 use crate::health::watch::Watch;
 use crate::lane::Lane;
+use crate::link::{Rx, Tx};
 use communicator::under_watch;
 use lockstep_cuda::{Gpu, Stream};
 use lockstep_types::Dtype;
+use messages::Messages;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use watcher::{Enqueued, Watcher};
@@ -31,6 +38,7 @@ use watcher::{Enqueued, Watcher};
 pub(crate) struct Nccl {
     communicator: Arc<Communicator>,
     watcher: Watcher,
+    messages: Messages,
     gpu: Gpu,
     /// World ranks of the members.
     members: Arc<[usize]>,
@@ -51,6 +59,7 @@ impl Nccl {
         };
         let communicator = Arc::new(communicator);
         Ok(Nccl {
+            messages: Messages::new(communicator.clone(), group, gpu, sharing),
             communicator,
             watcher: Watcher::start(),
             gpu: gpu.clone(),
@@ -109,5 +118,36 @@ impl Nccl {
             event: stream.record(),
         });
         Ok(())
+    }
+
+    /// Prepares messages between `peers`. All members call it, without messages in flight.
+    pub(crate) fn connect(&self, group: &Group, peers: MessagePeers) -> Result<()> {
+        self.gpu.context.api();
+        self.messages.connect(group, peers)
+    }
+
+    /// Whether messages to and from a member are prepared.
+    pub(crate) fn is_connected(&self, peer: usize) -> bool {
+        self.messages.is_connected((self.place.0, peer))
+    }
+
+    /// Enqueues a send on a stream, and announces it to the receiver.
+    pub(crate) fn send(
+        &self,
+        connection: (Watch, &mut End<Tx>),
+        stream: &Stream,
+        message: (DeviceSlice, usize),
+    ) -> Result<()> {
+        self.messages.send(connection, stream, message)
+    }
+
+    /// Enqueues a receive on a stream, after the sender has announced the message.
+    pub(crate) fn receive(
+        &self,
+        connection: (Watch, &mut End<Rx>),
+        stream: &Stream,
+        message: (DeviceSlice, usize),
+    ) -> Result<()> {
+        self.messages.receive(connection, stream, message)
     }
 }
