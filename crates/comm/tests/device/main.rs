@@ -3,10 +3,12 @@
 
 mod check;
 mod collectives;
+mod deadline;
 mod failures;
 mod killed;
 mod memory;
 mod messages;
+mod nccl;
 #[path = "../suite/processes.rs"]
 #[allow(dead_code)]
 mod processes;
@@ -14,6 +16,7 @@ mod processes;
 #[allow(dead_code)]
 mod ranks;
 
+use lockstep_comm::{DeviceEngine, DeviceGroup, Group};
 use lockstep_cuda::Gpu;
 
 /// The first GPU, if the tests are to use it.
@@ -24,6 +27,18 @@ fn gpu(test: &str) -> Option<Gpu> {
         }
         _ => {
             println!("{test}: skipped: set LOCKSTEP_DEVICE=cuda to run it on a GPU");
+            None
+        }
+    }
+}
+
+/// The group on NCCL, if it can be used here: several ranks on one GPU need NCCL 2.30 or newer and
+/// `NCCL_MULTI_RANK_GPU_ENABLE=1`. All members call it.
+fn open_nccl(group: &Group, gpu: &Gpu) -> Option<DeviceGroup> {
+    match group.open_device(Some(gpu), DeviceEngine::Nccl) {
+        Ok(_) => group.device(),
+        Err(error) => {
+            println!("skipped: {error}");
             None
         }
     }
