@@ -76,6 +76,7 @@ pub use lockstep_types::trace;
 pub use lockstep_types::{Collective, DeviceEngine, Dtype, Element, bytes_of, bytes_of_mut};
 pub use memory::heap::SharedHeap;
 pub use memory::symmetric::Symmetric;
+pub use nccl::MessagePeers;
 pub use nccl::api::{NcclReport, nccl_report};
 pub use wire::crc32c::crc32c;
 pub use world::World;

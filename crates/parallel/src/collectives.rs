@@ -146,7 +146,7 @@ pub(crate) fn all_to_all_v(
 /// Receives a message from rank `from`.
 pub(crate) fn receive(device: &Device, group: &Group, x: ViewMut<'_>, from: usize) -> Result<()> {
     if let Some((group, stream)) = on_device(device, group, [x.location()])
-        && group.has_messages()
+        && group.has_messages(from)
     {
         return group.receive(stream, slice(x.as_view()), from);
     }
@@ -159,7 +159,7 @@ pub(crate) fn receive(device: &Device, group: &Group, x: ViewMut<'_>, from: usiz
 /// Starts sending a tensor to rank `to`. Other handles of the tensor may be read in the meantime.
 pub(crate) fn start_send(device: &Device, group: &Group, x: Tensor, to: usize) -> Transfer {
     if let Some((group, stream)) = on_device(device, group, [x.location()])
-        && group.has_messages()
+        && group.has_messages(to)
     {
         let message = slice(x.view());
         let pending = group.start_send(stream.record(), message, x, to);
@@ -173,7 +173,7 @@ pub(crate) fn start_send(device: &Device, group: &Group, x: Tensor, to: usize) -
 /// Starts receiving a tensor from rank `from`. It must be the only handle of its memory.
 pub(crate) fn start_receive(device: &Device, group: &Group, x: Tensor, from: usize) -> Transfer {
     if let Some((group, stream)) = on_device(device, group, [x.location()])
-        && group.has_messages()
+        && group.has_messages(from)
     {
         let message = slice(x.view());
         let pending = group.start_receive(stream.record(), message, x, from);

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use lockstep_comm::trace::{CommAxis, Tracer};
-use lockstep_comm::{DeviceEngine, Error, Group, Result, Traffic, World};
+use lockstep_comm::{DeviceEngine, Error, Group, MessagePeers, Result, Traffic, World};
 use lockstep_kernels::Device;
 use lockstep_plan::context::ContextKind;
 use lockstep_plan::{Coord, GroupKind, Mesh};
@@ -107,11 +107,26 @@ impl Groups {
         if let Some(context) = &mut self.context {
             context.exposed.observe(device, communicates);
         }
+        let groups = GroupKind::ALL.into_iter().map(|kind| (self.group(kind), self.peers(kind)));
         let context = self.context.iter().flat_map(Context::subgroups);
-        for group in self.groups.iter().chain(context).filter(|group| group.size() > 1) {
+        // Heads are exchanged in all-to-alls, keys and values around a ring.
+        let context = context.zip([None, Some(MessagePeers::Neighbors)]);
+        for (group, peers) in groups.chain(context).filter(|(group, _)| group.size() > 1) {
             group.open_device(Some(&gpu), engine)?;
+            if let Some((group, peers)) = group.device().zip(peers) {
+                group.connect(peers)?;
+            }
         }
         Ok(self)
+    }
+
+    /// The ranks of a group that send messages to each other.
+    fn peers(&self, kind: GroupKind) -> Option<MessagePeers> {
+        match kind {
+            GroupKind::Pipe | GroupKind::Context => Some(MessagePeers::Neighbors),
+            GroupKind::Tensor => self.overlap.then_some(MessagePeers::All),
+            _ => None,
+        }
     }
 
     /// The context axis, if sequences are split along it.

@@ -22,8 +22,8 @@ use crate::call::error::Result;
 use crate::call::fold::Op;
 use crate::group::Group;
 use crate::group::args::CollectiveArgs;
-use crate::nccl::Nccl;
 use crate::nccl::api::Api;
+use crate::nccl::{Communicator, Nccl};
 pub(crate) use choice::dotted;
 use choice::{MemberFacts, choose, choose_over_mpi};
 use lockstep_cuda::{Gpu, Stream, StreamEvent};
@@ -37,9 +37,9 @@ pub(crate) type DeviceArgs<'a> = CollectiveArgs<'a, DeviceSlice, DeviceSlice>;
 pub(crate) struct State {
     choice: EngineChoice,
     engine: Engine,
-    /// Streams of started messages.
-    sends: LazyStream,
-    receives: LazyStream,
+    /// Streams of started messages, by peer: no message waits for one between other ranks.
+    sends: Vec<LazyStream>,
+    receives: Vec<LazyStream>,
 }
 
 /// A stream that is created when it is first needed.
@@ -47,6 +47,10 @@ pub(crate) struct State {
 struct LazyStream(OnceLock<Stream>);
 
 impl LazyStream {
+    fn of_each(members: usize) -> Vec<LazyStream> {
+        std::iter::repeat_with(LazyStream::default).take(members).collect()
+    }
+
     /// The stream, on the GPU of an event.
     fn get(&self, event: &StreamEvent) -> &Stream {
         self.0.get_or_init(|| Stream::new(event.context().clone()))
@@ -59,16 +63,6 @@ enum Engine {
     #[cfg(feature = "mpi")]
     Mpi(Gpu),
     Host,
-}
-
-impl Engine {
-    /// The engine of messages between ranks that share a GPU.
-    fn shared(&self) -> &shared::Shared {
-        match self {
-            Engine::Shared(shared) => shared,
-            _ => unreachable!("this engine has no messages on device memory"),
-        }
-    }
 }
 
 /// A group whose collectives run on device memory.
@@ -113,8 +107,8 @@ impl Group {
         let state = Arc::new(State {
             choice: choice.clone(),
             engine,
-            sends: LazyStream::default(),
-            receives: LazyStream::default(),
+            sends: LazyStream::of_each(self.size()),
+            receives: LazyStream::of_each(self.size()),
         });
         // Another thread of this rank cannot have opened the group: calls of a group are made in order.
         let _ = self.inner.device.set(state);
@@ -126,6 +120,14 @@ impl Group {
         let state = self.inner.device.get()?;
         let opened = !matches!(state.engine, Engine::Host);
         opened.then(|| DeviceGroup { group: self.clone(), state: state.clone() })
+    }
+
+    /// The communicator of a new group of some members, if this group has one. All members call it.
+    pub(crate) fn split_device(&self, members: &[usize]) -> Result<Option<Communicator>> {
+        match self.inner.device.get().map(|state| &state.engine) {
+            Some(Engine::Nccl(nccl)) => nccl.split(self, members),
+            _ => Ok(None),
+        }
     }
 
     fn exchange_facts(&self, gpu: Option<&Gpu>) -> Result<Vec<MemberFacts>> {
@@ -158,11 +160,6 @@ impl DeviceGroup {
 
     pub fn engine(&self) -> DeviceEngine {
         self.state.choice.engine
-    }
-
-    /// Whether messages can be sent on device memory. Otherwise they are staged.
-    pub fn has_messages(&self) -> bool {
-        !matches!(self.state.engine, Engine::Nccl(_) | Engine::Host)
     }
 
     /// [`Group::all_reduce`] of `input` into `output`, which may be the same memory.

@@ -58,6 +58,8 @@ pub(crate) struct Inner {
     pub registry: Arc<Registry>,
     /// Collectives on device memory, once they are opened.
     pub device: OnceLock<Arc<crate::device::State>>,
+    /// Split from that of the parent, until the group is opened on device memory.
+    pub communicator: Mutex<Option<crate::nccl::Communicator>>,
     pub allocations: AtomicU32,
     sent_messages: AtomicU64,
     sent_bytes: AtomicU64,
@@ -141,6 +143,7 @@ impl Group {
             messages,
             registry,
             device: OnceLock::new(),
+            communicator: Mutex::default(),
             allocations: AtomicU32::new(0),
             sent_messages: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),

@@ -90,6 +90,10 @@ impl Group {
                 Some(Group::over_links(spec, &arena))
             }
         };
+        let communicator = self.split_device(members)?;
+        if let Some(group) = &group {
+            *group.inner.communicator.lock().unwrap_or_else(|e| e.into_inner()) = communicator;
+        }
         self.inner.allocations.fetch_add(1, Ordering::Relaxed);
         // The offer must stay open until all members have mapped the memory.
         self.barrier()?;

@@ -13,7 +13,7 @@ const NCCL: Wanted = Wanted {
     install: "pip install nvidia-nccl-cu13, or install libnccl2, version 2.18 or newer",
 };
 
-/// The oldest supported version: `ncclConfig_t` and communicators that do not block.
+/// The oldest supported version: `ncclConfig_t`, communicators that do not block, and `ncclCommSplit`.
 const OLDEST: u64 = 21800;
 
 function_table! {
@@ -22,6 +22,7 @@ function_table! {
         fn ncclGetVersion(version: *mut c_int) -> c_int;
         fn ncclGetUniqueId(id: *mut UniqueId) -> c_int;
         fn ncclCommInitRankConfig(comm: *mut Handle, ranks: c_int, id: UniqueId, rank: c_int, config: *mut Config) -> c_int;
+        fn ncclCommSplit(comm: Handle, color: c_int, key: c_int, split: *mut Handle, config: *mut Config) -> c_int;
         fn ncclCommFinalize(comm: Handle) -> c_int;
         fn ncclCommDestroy(comm: Handle) -> c_int;
         fn ncclCommAbort(comm: Handle) -> c_int;
@@ -40,10 +41,18 @@ function_table! {
     }
 }
 
+/// `NCCL_SPLIT_NOCOLOR`
+pub(crate) const NO_COLOR: c_int = -1;
+
 /// `ncclUniqueId`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct UniqueId(pub [u8; 128]);
+
+impl UniqueId {
+    /// To be filled in by NCCL or by another member.
+    pub(crate) const EMPTY: UniqueId = UniqueId([0; 128]);
+}
 
 /// `ncclConfig_t` of version 2.18. Newer versions accept it and use their defaults for what it lacks.
 #[repr(C)]
@@ -64,6 +73,10 @@ const UNDEFINED: c_int = c_int::MIN;
 
 impl Config {
     /// A communicator whose calls return at once, with a limited number of blocks per kernel.
+    ///
+    /// Communicators that are split from it share no resources with it: NCCL would run the calls of both one after the
+    /// other in the order in which the host enqueues them. Groups are used from different threads, so that order differs
+    /// between ranks, and they would wait for each other.
     pub(crate) fn new(max_ctas: Option<usize>) -> Config {
         Config {
             size: size_of::<Config>(),
@@ -74,12 +87,13 @@ impl Config {
             min_ctas: UNDEFINED,
             max_ctas: max_ctas.map_or(UNDEFINED, |n| n as c_int),
             net_name: std::ptr::null(),
-            split_share: UNDEFINED,
+            split_share: 0,
         }
     }
 }
 
 pub(crate) const SUCCESS: c_int = 0;
+pub(crate) const INTERNAL_ERROR: c_int = 3;
 pub(crate) const REMOTE_ERROR: c_int = 6;
 pub(crate) const IN_PROGRESS: c_int = 7;
 

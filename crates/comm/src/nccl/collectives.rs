@@ -130,7 +130,7 @@ impl Target<'_> {
         })
     }
 
-    fn send(&self, from: Address, count: usize, to: usize) -> c_int {
+    pub fn send(&self, from: Address, count: usize, to: usize) -> c_int {
         let Target { api, comm, stream, dtype, .. } = *self;
         if count == 0 {
             return SUCCESS;
@@ -139,7 +139,7 @@ impl Target<'_> {
         unsafe { (api.ncclSend)(from, count, nccl_dtype(dtype), to as c_int, comm, stream) }
     }
 
-    fn receive(&self, to: Address, count: usize, from: usize) -> c_int {
+    pub fn receive(&self, to: Address, count: usize, from: usize) -> c_int {
         let Target { api, comm, stream, dtype, .. } = *self;
         if count == 0 {
             return SUCCESS;

@@ -1,14 +1,20 @@
 //! NCCL, loaded at run time: collectives on device memory between GPUs. Rendezvous, security, names, deadlines and the
 //! flight recorder stay ours; the unique id of a communicator travels over the group's own connections.
 //!
-//! `api` declares the functions, `communicator` creates and aborts communicators, `collectives` enqueues calls, and
-//! `watcher` follows them until the GPU has completed them: a dead, stuck or mismatched rank breaks the world as it does
-//! for collectives on host memory, and then the communicator is aborted, which releases streams that wait for it.
+//! `api` declares the functions, `communicator` creates, splits and aborts communicators, `collectives` and `messages`
+//! enqueue calls, `connect` orders the creation of communicators for messages, and `watcher` follows calls until the GPU
+//! has completed them: a dead, stuck or mismatched rank breaks the world as it does for collectives on host memory, and
+//! then the communicator is aborted, which releases streams that wait for it.
 
 pub(crate) mod api;
 mod collectives;
 mod communicator;
+mod connect;
+mod messages;
 mod watcher;
+
+pub(crate) use communicator::Communicator;
+pub use connect::MessagePeers;
 
 use crate::call::Algo;
 use crate::call::error::Result;
@@ -17,18 +23,25 @@ use crate::device::{DeviceArgs, DeviceSlice};
 use crate::group::Group;
 use crate::group::args::CollectiveArgs;
 use crate::group::dispatch::dispatch;
+use crate::group::messages::End;
 use crate::health::watch::Watch;
 use crate::lane::Lane;
-use communicator::Communicator;
+use crate::link::{Rx, Tx};
+use communicator::under_watch;
 use lockstep_cuda::{Gpu, Stream};
 use lockstep_types::Dtype;
+use messages::Messages;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
-use watcher::Watcher;
+use watcher::{Enqueued, Watcher};
 
 pub(crate) struct Nccl {
     communicator: Arc<Communicator>,
     watcher: Watcher,
+    messages: Messages,
+    gpu: Gpu,
+    /// World ranks of the members.
+    members: Arc<[usize]>,
     /// Our index among the members, and their number.
     place: (usize, usize),
     /// Calls that were compared, by their first words.
@@ -36,12 +49,37 @@ pub(crate) struct Nccl {
 }
 
 impl Nccl {
-    /// Creates a communicator of all members, `sharing` of which use one GPU at most. All members call it.
+    /// Opens the engine, `sharing` of whose members use one GPU at most. All members call it. Uses the communicator that
+    /// was split for the group, if its parent had one, and otherwise creates it.
     pub(crate) fn open(group: &Group, gpu: &Gpu, sharing: usize) -> Result<Nccl> {
-        let communicator = Arc::new(Communicator::open(group, gpu, sharing)?);
-        let watcher = Watcher::start(communicator.clone(), group.members().into());
-        let place = (group.rank(), group.size());
-        Ok(Nccl { communicator, watcher, place, seen: Mutex::default() })
+        let split = group.inner.communicator.lock().unwrap_or_else(|e| e.into_inner()).take();
+        let communicator = match split {
+            Some(communicator) => communicator,
+            None => Communicator::open(group, gpu, sharing)?,
+        };
+        let communicator = Arc::new(communicator);
+        Ok(Nccl {
+            messages: Messages::new(communicator.clone(), group, gpu, sharing),
+            communicator,
+            watcher: Watcher::start(),
+            gpu: gpu.clone(),
+            members: group.members().into(),
+            place: (group.rank(), group.size()),
+            seen: Mutex::default(),
+        })
+    }
+
+    /// Splits the communicator of `group` for a new group with these members. All members of `group` call it. None on
+    /// ranks that are not in the new group, and for groups of one.
+    pub(crate) fn split(&self, group: &Group, members: &[usize]) -> Result<Option<Communicator>> {
+        let key = members.iter().position(|member| *member == group.rank());
+        let color = members.iter().min().filter(|_| members.len() > 1);
+        under_watch(group, |watch| {
+            // NCCL splits a communicator without calls in flight.
+            self.watcher.flush();
+            self.gpu.context.api();
+            self.communicator.split(watch, color.copied().zip(key))
+        })
     }
 
     /// Compares a call with those of the other members before it is enqueued, if it is the first of its kind and length:
@@ -73,7 +111,43 @@ impl Nccl {
             let target = collectives::target(api, comm, stream, dtype, self.place);
             target.enqueue(source, args)
         })?;
-        self.watcher.follow(watch, stream.record());
+        self.watcher.follow(Enqueued {
+            communicator: self.communicator.clone(),
+            members: self.members.clone(),
+            watch,
+            event: stream.record(),
+        });
         Ok(())
+    }
+
+    /// Prepares messages between `peers`. All members call it, without messages in flight.
+    pub(crate) fn connect(&self, group: &Group, peers: MessagePeers) -> Result<()> {
+        self.gpu.context.api();
+        self.messages.connect(group, peers)
+    }
+
+    /// Whether messages to and from a member are prepared.
+    pub(crate) fn is_connected(&self, peer: usize) -> bool {
+        self.messages.is_connected((self.place.0, peer))
+    }
+
+    /// Enqueues a send on a stream, and announces it to the receiver.
+    pub(crate) fn send(
+        &self,
+        connection: (Watch, &mut End<Tx>),
+        stream: &Stream,
+        message: (DeviceSlice, usize),
+    ) -> Result<()> {
+        self.messages.send(connection, stream, message)
+    }
+
+    /// Enqueues a receive on a stream, after the sender has announced the message.
+    pub(crate) fn receive(
+        &self,
+        connection: (Watch, &mut End<Rx>),
+        stream: &Stream,
+        message: (DeviceSlice, usize),
+    ) -> Result<()> {
+        self.messages.receive(connection, stream, message)
     }
 }

@@ -1,11 +1,13 @@
 //! Engines × collectives × types × operators × 1–8 ranks × lengths × alignments.
 
 use crate::check::{check_lengths, open};
-use crate::gpu;
+use crate::deadline::Deadline;
 use crate::memory::DeviceVec;
 use crate::processes::{on_processes, shared_memory};
+use crate::{gpu, open_nccl};
 use lockstep_comm::{DeviceEngine, Op, on_threads};
 use lockstep_cuda::Stream;
+use std::time::Duration;
 
 const LENGTHS: [usize; 6] = [0, 1, 7, 64, 4099, 70_000];
 
@@ -35,11 +37,14 @@ fn collectives_of_processes_on_one_gpu_equal_those_of_the_host() {
 /// Needs NCCL 2.30 or newer and `NCCL_MULTI_RANK_GPU_ENABLE=1`.
 #[test]
 fn collectives_of_nccl_on_one_gpu_equal_those_of_the_host() {
-    let Some(gpu) = gpu("collectives_of_nccl_on_one_gpu") else { return };
+    let test = "collectives_of_nccl_on_one_gpu_equal_those_of_the_host";
+    let Some(gpu) = gpu(test) else { return };
+    let deadline = Deadline::start(test, Duration::from_secs(300));
     for ranks in [1, 2, 3, 4, 8] {
         on_threads(ranks, |world| {
-            if let Err(error) = world.open_device(Some(&gpu), DeviceEngine::Nccl) {
-                return println!("skipped: {error}");
+            deadline.step(world.rank(), format!("{ranks} ranks"));
+            if open_nccl(&world, &gpu).is_none() {
+                return;
             }
             check_lengths(&world, &gpu, DeviceEngine::Nccl, &LENGTHS);
             println!("nccl, threads: rank {} of {ranks} is exact", world.rank());

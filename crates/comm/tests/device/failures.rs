@@ -1,8 +1,9 @@
 //! Calls that fail: the message names the rank and both calls, and appears in time.
 
 use crate::check::open;
-use crate::gpu;
+use crate::deadline::{Deadline, LIMIT};
 use crate::memory::DeviceVec;
+use crate::{gpu, open_nccl};
 use lockstep_comm::{Cause, DeviceEngine, DeviceSlice, Error, Op, Options, on_threads_with};
 use lockstep_cuda::Stream;
 use std::time::{Duration, Instant};
@@ -73,13 +74,13 @@ fn a_rank_that_never_arrives_is_blamed() {
 /// The same failures of calls that NCCL performs: the calls are enqueued, and the stream is released when they are aborted.
 #[test]
 fn failures_of_nccl_are_reported_by_all_ranks() {
-    let Some(gpu) = gpu("failures_of_nccl_are_reported_by_all_ranks") else { return };
+    let test = "failures_of_nccl_are_reported_by_all_ranks";
+    let Some(gpu) = gpu(test) else { return };
+    let deadline = Deadline::start(test, LIMIT);
     for case in ["mismatched lengths", "never arrives"] {
         on_threads_with(&options(), 2, |world| {
-            if let Err(error) = world.open_device(Some(&gpu), DeviceEngine::Nccl) {
-                return println!("skipped: {error}");
-            }
-            let device = open(&world, &gpu, DeviceEngine::Nccl);
+            deadline.step(world.rank(), case);
+            let Some(device) = open_nccl(&world, &gpu) else { return };
             let stream = Stream::new(gpu.context.clone());
             let x = DeviceVec::new(&gpu, &stream, 0, &vec![1.0f32; 2_000_000]);
             device.all_reduce(&stream, x.slice(), x.slice(), Op::Max).unwrap();

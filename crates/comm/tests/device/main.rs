@@ -3,10 +3,12 @@
 
 mod check;
 mod collectives;
+mod deadline;
 mod failures;
 mod killed;
 mod memory;
 mod messages;
+mod nccl;
 #[path = "../suite/processes.rs"]
 #[allow(dead_code)]
 mod processes;
@@ -17,6 +19,7 @@ mod ranks;
 use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard};
 
+use lockstep_comm::{DeviceEngine, DeviceGroup, Group};
 use lockstep_cuda::Gpu;
 
 /// The first GPU, of one test at a time. Kernels of NCCL wait for each other on the GPU, and what another test allocates or
@@ -45,6 +48,18 @@ fn gpu(test: &str) -> Option<Turn> {
         }
         _ => {
             println!("{test}: skipped: set LOCKSTEP_DEVICE=cuda to run it on a GPU");
+            None
+        }
+    }
+}
+
+/// The group on NCCL, if it can be used here: several ranks on one GPU need NCCL 2.30 or newer and
+/// `NCCL_MULTI_RANK_GPU_ENABLE=1`. All members call it.
+fn open_nccl(group: &Group, gpu: &Gpu) -> Option<DeviceGroup> {
+    match group.open_device(Some(gpu), DeviceEngine::Nccl) {
+        Ok(_) => group.device(),
+        Err(error) => {
+            println!("skipped: {error}");
             None
         }
     }
