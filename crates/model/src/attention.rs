@@ -1,5 +1,6 @@
 //! The first half of a layer: x + out(attention(qkv(norm(x)))).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use lockstep_kernels::{
@@ -149,6 +150,13 @@ impl AttentionPart {
         dqkv
     }
 
+    /// The bias of the projection, if its gradient is the sum of the columns of the stream's gradient: then the norm of the
+    /// feed-forward computes it on the way.
+    pub fn bias_in_stream(&self, cx: &Ctx<'_>) -> Option<Range<usize>> {
+        let same = cx.dropout.is_none() && !cx.groups.sequence && cx.fp8.is_none();
+        self.out.bias_range().filter(|_| same)
+    }
+
     /// The gradient of the input from that of the output.
     pub fn backward(
         &self,
@@ -176,7 +184,10 @@ impl AttentionPart {
             let dprojected = coming.for_each_and_gather(|rows, dprojected| {
                 self.out.input_gradient(cx, dprojected, dout.view_mut().rows_of(rows));
             });
-            self.out.weight_gradient(&dprojected, &out, grads);
+            match self.bias_in_stream(cx) {
+                Some(_) => grads.weight(self.out.weight_range(), &dprojected, &out),
+                None => self.out.weight_gradient(&dprojected, &out, grads),
+            }
         }
         let mut dqkv = self.attend_backward(cx, inside, out.view(), dout.view());
         drop((out, dout));
@@ -200,7 +211,8 @@ impl AttentionPart {
         };
         let mut dx = cx.writable(dy);
         let (dy, of_x) = (dnormed.view(), dx.view_mut());
-        self.norm.backward(cx, NormBackward { x: &x, stats: &norm.stats, dy, dx: of_x }, grads);
+        let of = NormBackward { x: &x, stats: &norm.stats, dy, dx: of_x, bias_before: None };
+        self.norm.backward(cx, of, grads);
         dx
     }
 

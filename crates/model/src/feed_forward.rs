@@ -1,5 +1,7 @@
 //! The second half of a layer: x + feed_forward(norm(x)), dense or with a mixture of experts.
 
+use std::ops::Range;
+
 use lockstep_kernels::{Fp8Tensor, Tensor};
 use lockstep_parallel::trace::SpanKind;
 use lockstep_plan::model::{BlockParams, Family, Shape};
@@ -116,12 +118,13 @@ impl FeedForward {
         (hidden, SavedFeedForward { x, norm, inner })
     }
 
-    /// The gradient of the input from that of the output.
+    /// The gradient of the input from that of the output. `bias_before` is that of the projection before, if its gradient
+    /// is the sum of the columns of the returned one.
     pub fn backward(
         &self,
         cx: &Ctx<'_>,
         saved: SavedFeedForward,
-        dy: Tensor,
+        (dy, bias_before): (Tensor, Option<Range<usize>>),
         grads: &mut WeightGrads<'_>,
     ) -> Tensor {
         let SavedFeedForward { x, mut norm, inner } = saved;
@@ -156,7 +159,8 @@ impl FeedForward {
         };
         let mut dx = cx.writable(dy);
         let (dy, of_x) = (dnormed.view(), dx.view_mut());
-        self.norm.backward(cx, NormBackward { x: &x, stats: &norm.stats, dy, dx: of_x }, grads);
+        let of = NormBackward { x: &x, stats: &norm.stats, dy, dx: of_x, bias_before };
+        self.norm.backward(cx, of, grads);
         dx
     }
 }

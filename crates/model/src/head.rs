@@ -163,7 +163,11 @@ impl Head {
         let mut dx = cx.scratch(x.rows(), x.cols());
         device.fill(dx.view_mut(), 0.0);
         let (dy, of_x) = (dnormed.view(), dx.view_mut());
-        self.norm.backward(cx, NormBackward { x, stats: &stats, dy, dx: of_x }, grads);
+        self.norm.backward(
+            cx,
+            NormBackward { x, stats: &stats, dy, dx: of_x, bias_before: None },
+            grads,
+        );
         (losses, dx)
     }
 

@@ -71,7 +71,8 @@ impl Block for Layer {
                 (attention, self.feed_forward.hidden(cx, middle, true).1)
             }
         };
-        let dmiddle = self.feed_forward.backward(cx, feed_forward, dy, grads);
+        let of = (dy, self.attention.bias_in_stream(cx));
+        let dmiddle = self.feed_forward.backward(cx, feed_forward, of, grads);
         Some(self.attention.backward(cx, attention, dmiddle, grads))
     }
 

@@ -35,6 +35,9 @@ pub(crate) struct NormBackward<'a> {
     pub dy: View<'a>,
     /// The gradient of the residual stream, to which that of the input is added.
     pub dx: ViewMut<'a>,
+    /// The bias of the linear layer whose output was added to `x`, if its gradient is the sum of the columns of the new
+    /// `dx`. It precedes the gain.
+    pub bias_before: Option<Range<usize>>,
 }
 
 impl Norm {
@@ -85,19 +88,26 @@ impl Norm {
     }
 
     pub fn backward(&self, cx: &Ctx<'_>, of: NormBackward<'_>, grads: &mut WeightGrads<'_>) {
-        let NormBackward { x, stats, dy, dx } = of;
+        let NormBackward { x, stats, dy, dx, bias_before } = of;
         let inputs = [x.view(), cx.weights.part(self.gain.clone()), stats.view()];
-        let range = match &self.bias {
-            Some(bias) => {
-                assert_eq!(self.gain.end, bias.start, "gain and bias are adjacent");
-                self.gain.start..bias.end
-            }
-            None => self.gain.clone(),
-        };
+        let (dim, mut range) = (self.gain.len(), self.gain.clone());
+        if let Some(bias) = &self.bias {
+            assert_eq!(range.end, bias.start, "gain and bias are adjacent");
+            range.end = bias.end;
+        }
+        if let Some(before) = &bias_before {
+            assert_eq!(before.end, range.start, "the bias before is adjacent");
+            range.start = before.start;
+        }
         grads.in_f32(range, |place, accumulate| {
-            let (gain, bias) = place.split_at(self.gain.len());
+            let (sums, place) = place.split_at(bias_before.map_or(0, |before| before.len()));
+            let (gain, bias) = place.split_at(dim);
             let bias = self.bias.is_some().then_some(bias);
-            cx.device.norm_backward(inputs, dy, dx, NormGradients { gain, bias, accumulate });
+            let gradients = NormGradients { gain, bias, accumulate };
+            match sums.len() {
+                0 => cx.device.norm_backward(inputs, dy, dx, gradients),
+                _ => cx.device.norm_backward_and_sum(inputs, dy, dx, gradients, sums),
+            }
         });
     }
 

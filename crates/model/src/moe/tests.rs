@@ -92,7 +92,7 @@ fn feed_forward(
     let (_, saved) = block.forward(&cx, x, true);
     let mut gradients = device.zeros(1, params.len(), Dtype::F32, Tag::Gradients);
     let mut grads = WeightGrads::new(&device, gradients.view_mut(), false);
-    let dx = block.backward(&cx, saved, dy, &mut grads);
+    let dx = block.backward(&cx, saved, (dy, None), &mut grads);
     groups.check().unwrap();
     let router = gradients.view().part(params.range("router.weight")).host::<f32>().to_vec();
     let loss = auxiliary.borrow().loss() * cx.share as f64;
