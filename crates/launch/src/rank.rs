@@ -73,10 +73,6 @@ impl Drop for RankProcess {
     }
 }
 
-/// Queues of a GPU, as many as it has. By default a process uses 8, and streams that share one wait for each other: a kernel
-/// of NCCL could be queued behind one that waits for it.
-const GPU_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-
 /// Variables that make NCCL write its warnings to a file of the rank. Each generation has its own, because NCCL empties the
 /// file when it starts.
 fn nccl_log(logs: &Path, identity: &Identity) -> [(&'static str, OsString); 2] {
@@ -101,10 +97,6 @@ fn command(spec: &LaunchSpec, identity: &Identity, slot: usize) -> Command {
         if std::env::var_os(name).is_none() {
             command.env(name, value);
         }
-    }
-    let (name, value) = GPU_QUEUES;
-    if std::env::var_os(name).is_none() {
-        command.env(name, value);
     }
     command.env(LOG_DIR, logs);
     command.env(SLOT, slot.to_string());

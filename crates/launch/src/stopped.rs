@@ -1,25 +1,24 @@
 //! Notices that all ranks of a node are stopped. A stopped rank is missed by the other ranks, which report it; if all are
 //! stopped, no rank is left to miss them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time between two looks.
 pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long all ranks have been stopped.
+/// How often all ranks were found stopped, one look after the other.
 #[derive(Default)]
 pub(super) struct AllStopped {
-    since: Option<Instant>,
+    looks: u32,
 }
 
 impl AllStopped {
-    /// Looks at the processes: whether all of them have been stopped at each look for at least `limit`.
+    /// Looks at the processes: whether all of them were stopped at as many looks as fit into `limit`. Counts looks, not
+    /// time, which passes while the launcher itself is stopped.
     pub fn look(&mut self, pids: &[u32], limit: Duration) -> bool {
-        if pids.is_empty() || !pids.iter().all(|pid| is_stopped(*pid)) {
-            self.since = None;
-            return false;
-        }
-        self.since.get_or_insert_with(Instant::now).elapsed() >= limit
+        let all = !pids.is_empty() && pids.iter().all(|pid| is_stopped(*pid));
+        self.looks = if all { self.looks + 1 } else { 0 };
+        all && self.looks * INTERVAL >= limit
     }
 }
 

@@ -107,26 +107,32 @@ impl Groups {
         if let Some(context) = &mut self.context {
             context.exposed.observe(device, communicates);
         }
-        let groups = GroupKind::ALL.into_iter().map(|kind| (self.group(kind), self.peers(kind)));
         let context = self.context.iter().flat_map(Context::subgroups);
-        // Heads are exchanged in all-to-alls, keys and values around a ring.
-        let context = context.zip([None, Some(MessagePeers::Neighbors)]);
-        for (group, peers) in groups.chain(context).filter(|(group, _)| group.size() > 1) {
+        for group in self.groups.iter().chain(context).filter(|group| group.size() > 1) {
             group.open_device(Some(&gpu), engine)?;
-            if let Some((group, peers)) = group.device().zip(peers) {
-                group.connect(peers)?;
-            }
         }
         Ok(self)
     }
 
-    /// The ranks of a group that send messages to each other.
-    fn peers(&self, kind: GroupKind) -> Option<MessagePeers> {
-        match kind {
-            GroupKind::Pipe | GroupKind::Context => Some(MessagePeers::Neighbors),
-            GroupKind::Tensor => self.overlap.then_some(MessagePeers::All),
-            _ => None,
+    /// Prepares messages on device memory, which NCCL needs; until then they are staged. Call it after the first step, which
+    /// allocates memory: with messages of NCCL in flight, an allocation could wait for a rank that waits for this one.
+    /// Collective.
+    pub fn connect_messages(&self) -> Result<()> {
+        let axes =
+            [(GroupKind::Pipe, MessagePeers::Neighbors), (GroupKind::Tensor, MessagePeers::All)];
+        let sends_rows = self.overlap && self.sequence;
+        let axes = axes
+            .into_iter()
+            .filter(|(kind, _)| *kind != GroupKind::Tensor || sends_rows)
+            .map(|(kind, peers)| (self.group(kind), peers));
+        // Keys and values travel around a ring.
+        let ring = self.context.iter().filter_map(Context::ring_group);
+        for (group, peers) in axes.chain(ring.map(|ring| (ring, MessagePeers::Neighbors))) {
+            if let Some(group) = group.device().filter(|_| group.size() > 1) {
+                group.connect(peers)?;
+            }
         }
+        Ok(())
     }
 
     /// The context axis, if sequences are split along it.

@@ -247,6 +247,7 @@ impl<'a> Rank<'a> {
         let (time, reading) = (self.step_time(start, waited), self.in_flight.reading);
         if !std::mem::replace(&mut self.warm, true) {
             SharedHeap::use_huge_pages();
+            self.groups.connect_messages()?;
         }
         Ok(StepResult {
             loss,

@@ -148,7 +148,7 @@ struct Record {
     comm_exposed: f64,
     /// The same for the rank with the least in each step, which does not wait for slower ranks.
     comm_exposed_least: f64,
-    /// Operations per step that the host starts on the GPU of rank 0, and the fraction of them in CUDA graphs.
+    /// Operations per step on the compute stream of rank 0, and the fraction of them in CUDA graphs.
     operations: Option<f64>,
     in_graphs: Option<f64>,
     /// Peak resident memory of the largest rank, or the memory in use on its GPU.
@@ -430,7 +430,7 @@ fn print(record: &Record) {
     }
     if let (Some(operations), Some(in_graphs)) = (record.operations, record.in_graphs) {
         print_line!(
-            "{operations:.0} operations per step, {:.0}% of them in CUDA graphs",
+            "{operations:.0} operations per step on the compute stream, {:.0}% of them in CUDA graphs",
             100.0 * in_graphs
         );
     }

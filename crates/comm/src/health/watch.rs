@@ -209,6 +209,23 @@ impl Watch {
         Err(self.raise(Some(peer), self.stalled(peer)))
     }
 
+    /// [`Watch::check`] for callers that look often: the peer is only asked for when there is something to inspect.
+    pub(crate) fn check_often(&self, peer: impl FnOnce() -> usize) -> Result<()> {
+        self.check_intact()?;
+        let waited = self.started.elapsed();
+        match waited < self.timeout && waited < self.inspected.get() + SLICE {
+            true => Ok(()),
+            false => self.check(peer()),
+        }
+    }
+
+    /// Gives the call its full time from now on.
+    pub(crate) fn restart(&mut self) {
+        self.started = Instant::now();
+        self.inspected.set(Duration::ZERO);
+        self.gone.set(None);
+    }
+
     /// The failure behind a call that has waited too long for a peer.
     fn stalled(&self, peer: usize) -> Failure {
         let stalled = StalledCall {

@@ -4,6 +4,7 @@
 use super::api::{
     Api, Config, Functions, IN_PROGRESS, INTERNAL_ERROR, NO_COLOR, REMOTE_ERROR, SUCCESS, UniqueId,
 };
+use super::watcher::missing;
 use crate::call::Algo;
 use crate::call::error::{Cause, Error, Failure, Result};
 use crate::device::DeviceArgs;
@@ -64,13 +65,15 @@ impl Communicator {
         group.broadcast(&mut id.0, 0)?;
         let place = Place { me: group.rank(), members: group.size() };
         let max_ctas = (sharing > 1).then(|| (CTAS_OF_A_GPU / sharing).max(1));
-        under_watch(group, |watch| Communicator::create(api, watch, gpu, (id, place), max_ctas))
+        under_watch(group, |watch| {
+            Communicator::create(api, (watch, group.members()), gpu, (id, place), max_ctas)
+        })
     }
 
-    /// Creates a communicator with the unique id of its member 0. All members call it.
+    /// Creates a communicator with the unique id of its member 0. All `members`, by their world ranks, call it.
     pub(super) fn create(
         api: &'static Api,
-        watch: &Watch,
+        (watch, members): (&Watch, &[usize]),
         gpu: &Gpu,
         (id, place): (UniqueId, Place),
         max_ctas: Option<usize>,
@@ -90,7 +93,7 @@ impl Communicator {
         };
         let handle = slot.get();
         let communicator = Communicator::of(api, handle, watch, max_ctas);
-        match communicator.settle(watch, handle, status) {
+        match communicator.settle((watch, members), handle, status) {
             Ok(()) => {
                 slot.free();
                 Ok(communicator)
@@ -106,13 +109,13 @@ impl Communicator {
     /// in the order of their keys. All members call it; those without a color get none.
     pub fn split(
         &self,
-        watch: &Watch,
+        (watch, members): (&Watch, &[usize]),
         color_and_key: Option<(usize, usize)>,
     ) -> Result<Option<Communicator>> {
         let (mut config, slot) = (Config::new(self.max_ctas), HandleSlot::new());
         let (color, key) =
             color_and_key.map_or((NO_COLOR, 0), |(color, key)| (color as c_int, key as c_int));
-        self.enqueue(watch, |functions, comm| {
+        self.enqueue((watch, members), |functions, comm| {
             // SAFETY: the communicator lives, and the slot stays allocated until the split is complete.
             unsafe { (functions.ncclCommSplit)(comm, color, key, slot.0, &mut config) }
         })?;
@@ -124,7 +127,7 @@ impl Communicator {
             (Some(_), true) => Err(self.failed(watch, INTERNAL_ERROR)),
             (Some(_), false) => {
                 let split = Communicator::of(self.api, handle, watch, self.max_ctas);
-                split.settle(watch, handle, SUCCESS)?;
+                split.settle((watch, members), handle, SUCCESS)?;
                 Ok(Some(split))
             }
         }
@@ -140,10 +143,10 @@ impl Communicator {
         Communicator { api, handle, board, max_ctas }
     }
 
-    /// Enqueues calls. Fails if the communicator was aborted or reports an error.
+    /// Enqueues calls of `members`, by their world ranks. Fails if the communicator was aborted or reports an error.
     pub fn enqueue(
         &self,
-        watch: &Watch,
+        (watch, members): (&Watch, &[usize]),
         calls: impl FnOnce(&Functions, Handle) -> c_int,
     ) -> Result<()> {
         let handle = self.lock();
@@ -152,7 +155,7 @@ impl Communicator {
             return Err(self.failed(watch, SUCCESS));
         };
         let status = calls(&self.api.functions, comm);
-        let settled = self.settle(watch, comm, status);
+        let settled = self.settle((watch, members), comm, status);
         drop(handle);
         if settled.is_err() {
             // Otherwise the call could still be accepted, and then wait for ranks that are gone.
@@ -165,17 +168,19 @@ impl Communicator {
     ///
     /// Asks the communicator even if the call has returned a success: some functions, such as `ncclCommSplit`, return it
     /// before they have done their work, and write their results later.
-    fn settle(&self, watch: &Watch, comm: Handle, mut status: c_int) -> Result<()> {
+    fn settle(
+        &self,
+        (watch, members): (&Watch, &[usize]),
+        comm: Handle,
+        mut status: c_int,
+    ) -> Result<()> {
         let mut polls = 0;
         if status == SUCCESS {
             status = self.status_of(comm);
         }
         while status == IN_PROGRESS {
-            watch.check_intact()?;
-            if watch.started.elapsed() > watch.timeout {
-                let peer = watch.rank;
-                watch.check(peer)?;
-            }
+            // The first calls connect the members.
+            watch.check_often(|| missing(members, watch))?;
             polls += 1;
             match polls < POLLS {
                 true => std::thread::yield_now(),
@@ -205,9 +210,12 @@ impl Communicator {
         watch.raise(None, Failure { culprit: watch.rank, cause: Cause::Failed, text })
     }
 
-    /// The asynchronous status; success if the communicator was aborted.
+    /// The asynchronous status; success if the communicator was aborted. Never waits for a call that is being enqueued.
     pub fn status(&self) -> c_int {
-        self.lock().map_or(SUCCESS, |CommHandle(comm)| self.status_of(comm))
+        match self.handle.try_lock() {
+            Ok(handle) => handle.map_or(SUCCESS, |CommHandle(comm)| self.status_of(comm)),
+            Err(_) => IN_PROGRESS,
+        }
     }
 
     fn status_of(&self, comm: Handle) -> c_int {

@@ -8,9 +8,10 @@
 //!
 //! The communicators are created and used once before the first message, while no kernel waits for another rank: both
 //! allocate device memory, and the driver may hold an allocation, and every launch of the process with it, until the
-//! kernels that run have ended.
+//! kernels that run have ended. For the same reason a rank that still allocates memory itself, as in its first step, does
+//! not send messages through NCCL yet.
 
-use super::api::UniqueId;
+use super::api::{Api, UniqueId};
 use super::collectives::{Target, target};
 use super::communicator::{Communicator, Place, new_id, under_watch};
 use super::connect::{Direction, MessagePeers, steps};
@@ -40,8 +41,7 @@ const RECEIVER: usize = 1;
 const PAUSE: Duration = Duration::from_micros(200);
 
 pub(super) struct Messages {
-    /// The communicator of all members.
-    all: Arc<Communicator>,
+    api: &'static Api,
     gpu: Gpu,
     me: usize,
     /// World ranks of the members.
@@ -57,9 +57,9 @@ pub(super) struct Messages {
 
 impl Messages {
     /// Messages of a group, `sharing` of whose members use one GPU at most.
-    pub fn new(all: Arc<Communicator>, group: &Group, gpu: &Gpu, sharing: usize) -> Messages {
+    pub fn new(api: &'static Api, group: &Group, gpu: &Gpu, sharing: usize) -> Messages {
         Messages {
-            all,
+            api,
             gpu: gpu.clone(),
             me: group.rank(),
             members: group.members().into(),
@@ -102,8 +102,7 @@ impl Messages {
     fn exchange_id(&self, group: &Group, (from, to): Direction) -> Result<UniqueId> {
         let mut id = UniqueId::EMPTY;
         if self.me == from {
-            let api = self.all.api;
-            id = new_id(api).map_err(|status| group.misuse(api.describe(status)))?;
+            id = new_id(self.api).map_err(|status| group.misuse(self.api.describe(status)))?;
             group.send(&id.0, to)?;
         } else {
             group.receive(&mut id.0, from)?;
@@ -123,10 +122,11 @@ impl Messages {
         let (me, peer) = if from == self.me { (SENDER, to) } else { (RECEIVER, from) };
         let place = Place { me, members: 2 };
         let max_ctas = Some(if self.sharing > 1 { 1 } else { MESSAGE_CTAS });
-        let created = Communicator::create(self.all.api, watch, &self.gpu, (id, place), max_ctas)?;
+        let pair = (watch, &[self.members[from], self.members[to]][..]);
+        let created = Communicator::create(self.api, pair, &self.gpu, (id, place), max_ctas)?;
         // SAFETY: the caller keeps the byte until the stream has completed the call.
         let byte = unsafe { DeviceSlice::new(byte.address, 1, Dtype::U8) };
-        created.enqueue(watch, |api, comm| {
+        created.enqueue(pair, |api, comm| {
             transfer(&target(api, comm, stream, Dtype::U8, (me, 2)), byte)
         })?;
         let sent = stream.record();
@@ -169,11 +169,13 @@ impl Messages {
     ) -> Result<()> {
         let communicator = self.find(direction).expect("the caller has checked the connection");
         let me = if direction.0 == self.me { SENDER } else { RECEIVER };
-        communicator.enqueue(&watch, |api, comm| {
+        let members: Arc<[usize]> = [direction.0, direction.1].map(|one| self.members[one]).into();
+        let before = stream.record();
+        communicator.enqueue((&watch, &members), |api, comm| {
             transfer(&target(api, comm, stream, message.dtype(), (me, 2)), message)
         })?;
-        let members = [direction.0, direction.1].map(|member| self.members[member]).into();
-        let call = Enqueued { communicator, members, watch, event: stream.record() };
+        let events = [before, stream.record()];
+        let call = Enqueued { communicator, members, watch, events };
         self.watcher.get_or_init(Watcher::start).follow(call);
         Ok(())
     }

@@ -59,7 +59,7 @@ impl Nccl {
         };
         let communicator = Arc::new(communicator);
         Ok(Nccl {
-            messages: Messages::new(communicator.clone(), group, gpu, sharing),
+            messages: Messages::new(communicator.api, group, gpu, sharing),
             communicator,
             watcher: Watcher::start(),
             gpu: gpu.clone(),
@@ -78,7 +78,7 @@ impl Nccl {
             // NCCL splits a communicator without calls in flight.
             self.watcher.flush();
             self.gpu.context.api();
-            self.communicator.split(watch, color.copied().zip(key))
+            self.communicator.split((watch, &self.members), color.copied().zip(key))
         })
     }
 
@@ -107,7 +107,8 @@ impl Nccl {
         source: Option<DeviceSlice>,
         args: &DeviceArgs<'_>,
     ) -> Result<()> {
-        self.communicator.enqueue(&watch, |api, comm| {
+        let before = stream.record();
+        self.communicator.enqueue((&watch, &self.members), |api, comm| {
             let target = collectives::target(api, comm, stream, dtype, self.place);
             target.enqueue(source, args)
         })?;
@@ -115,7 +116,7 @@ impl Nccl {
             communicator: self.communicator.clone(),
             members: self.members.clone(),
             watch,
-            event: stream.record(),
+            events: [before, stream.record()],
         });
         Ok(())
     }

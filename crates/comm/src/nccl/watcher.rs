@@ -1,6 +1,8 @@
 //! Follows enqueued calls until the GPU has completed them. They stay on the board until then. If one does not complete
 //! because a rank is dead, stuck or made another call, the world breaks with its name, and the communicator is aborted.
 //!
+//! The time of a call begins when the GPU reaches it: hosts may enqueue far ahead.
+//!
 //! Two threads: one asks the GPU, the other looks at the board and the clock and makes no call of CUDA. A thread that frees
 //! memory may hold the driver until all kernels are complete; then only an abort releases it, so whoever aborts must not
 //! need the driver before.
@@ -24,16 +26,23 @@ pub(super) struct Enqueued {
     /// World ranks that take part.
     pub members: Arc<[usize]>,
     pub watch: Watch,
-    /// Recorded after the call.
-    pub event: StreamEvent,
+    /// Recorded before and after the call.
+    pub events: [StreamEvent; 2],
 }
 
-/// A call without its event.
+/// A call without its events.
 struct Followed {
     communicator: Arc<Communicator>,
     members: Arc<[usize]>,
     watch: Watch,
-    is_complete: Arc<AtomicBool>,
+    progress: Arc<Progress>,
+}
+
+/// How far the GPU is.
+#[derive(Default)]
+struct Progress {
+    has_begun: AtomicBool,
+    is_complete: AtomicBool,
 }
 
 enum Job {
@@ -42,7 +51,7 @@ enum Job {
     Flush(Sender<()>),
 }
 
-type Asked = (StreamEvent, Arc<AtomicBool>);
+type Asked = ([StreamEvent; 2], Arc<Progress>);
 
 pub(super) struct Watcher {
     /// None while it is dropped.
@@ -56,22 +65,20 @@ impl Watcher {
         let (jobs, followed) = channel();
         let (events, asked) = channel();
         let threads = vec![
-            start_thread("lockstep-nccl", move || follow_all(&followed)),
-            start_thread("lockstep-nccl-events", move || ask_all(&asked)),
+            start_thread("nccl-calls", move || follow_all(&followed)).expect(STARTS),
+            start_thread("nccl-events", move || ask_all(&asked)).expect(STARTS),
         ];
         Watcher { queues: Some((jobs, events)), threads }
     }
 
     pub fn follow(&self, call: Enqueued) {
-        let Enqueued { communicator, members, watch, event } = call;
-        let is_complete = Arc::new(AtomicBool::new(false));
-        let (_, events) = self.queues();
-        // If the thread panicked, the call fails at its deadline.
-        let _ = events.send((event, is_complete.clone()));
-        self.send(Job::Follow(Box::new(Followed { communicator, members, watch, is_complete })));
+        let Enqueued { communicator, members, watch, events } = call;
+        let progress = Arc::<Progress>::default();
+        self.queues().1.send((events, progress.clone())).expect(LIVES);
+        self.send(Job::Follow(Box::new(Followed { communicator, members, watch, progress })));
     }
 
-    /// Waits until all calls are complete or aborted.
+    /// Waits until all calls are complete, or their communicators are being aborted.
     pub fn flush(&self) {
         let (flushed, answer) = channel();
         self.send(Job::Flush(flushed));
@@ -79,7 +86,7 @@ impl Watcher {
     }
 
     fn send(&self, job: Job) {
-        self.queues().0.send(job).expect("the thread lives as long as the watcher");
+        self.queues().0.send(job).expect(LIVES);
     }
 
     fn queues(&self) -> &(Sender<Job>, Sender<Asked>) {
@@ -98,50 +105,74 @@ impl Drop for Watcher {
     }
 }
 
-fn start_thread(name: &str, run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
-    let builder = std::thread::Builder::new().name(name.into());
-    builder.spawn(run).expect("a thread can be started")
+const STARTS: &str = "a thread can be started";
+const LIVES: &str = "the thread lives as long as the watcher";
+
+/// The name has at most 15 characters.
+fn start_thread(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).spawn(run)
 }
 
-/// Marks calls whose event the GPU has reached.
-fn ask_all(events: &Receiver<Asked>) {
-    for (event, is_complete) in events {
+/// Marks calls that the GPU has begun and completed.
+fn ask_all(calls: &Receiver<Asked>) {
+    for ([before, after], progress) in calls {
         let mut looks = 0;
-        while !event.is_complete() {
-            std::thread::sleep(PAUSES[usize::from(looks > 50)]);
-            looks += 1;
+        for (event, reached) in [(before, &progress.has_begun), (after, &progress.is_complete)] {
+            while !event.is_complete() {
+                std::thread::sleep(PAUSES[usize::from(looks > 50)]);
+                looks += 1;
+            }
+            reached.store(true, Ordering::Release);
         }
-        is_complete.store(true, Ordering::Release);
     }
 }
 
 fn follow_all(jobs: &Receiver<Job>) {
-    let mut aborts = Vec::new();
+    let mut aborted: Vec<Arc<Communicator>> = Vec::new();
+    let mut threads = Vec::new();
     for job in jobs {
         match job {
-            Job::Follow(call) => {
-                if !follow(&call) {
-                    // Releases the kernels at once, and then may wait for kernels of other communicators, which are
-                    // aborted next.
-                    let abort = move || call.communicator.abort();
-                    aborts.push(start_thread("lockstep-nccl-abort", abort));
+            Job::Follow(mut call) => {
+                if follow(&mut call)
+                    || aborted.iter().any(|one| Arc::ptr_eq(one, &call.communicator))
+                {
+                    continue;
+                }
+                let communicator = call.communicator.clone();
+                aborted.push(communicator.clone());
+                // An abort releases the kernels at once, and then may wait for those of other communicators, which are
+                // aborted next.
+                match start_thread("nccl-abort", move || communicator.abort()) {
+                    Ok(thread) => threads.push(thread),
+                    Err(_) => call.communicator.abort(),
                 }
             }
             // The caller waits for the answer.
             Job::Flush(flushed) => drop(flushed.send(())),
         }
     }
-    for abort in aborts {
-        let _ = abort.join();
+    for thread in threads {
+        let _ = thread.join();
     }
 }
 
 /// Returns when the GPU has completed the call, or false when it never will.
-fn follow(call: &Followed) -> bool {
-    let Followed { communicator, members, watch, is_complete } = call;
-    let mut looks = 0;
-    while !is_complete.load(Ordering::Acquire) {
-        if watch.check(missing(members, watch)).is_err() {
+fn follow(call: &mut Followed) -> bool {
+    let Followed { communicator, members, watch, progress } = call;
+    let (mut looks, mut has_begun) = (0, false);
+    while !progress.is_complete.load(Ordering::Acquire) {
+        if !has_begun && progress.has_begun.load(Ordering::Acquire) {
+            has_begun = true;
+            watch.restart();
+        }
+        let checked = match has_begun {
+            true => watch.check_often(|| missing(members, watch)),
+            false => watch.check_intact(),
+        };
+        if checked.is_err() {
             return false;
         }
         let status = communicator.status();
@@ -157,7 +188,7 @@ fn follow(call: &Followed) -> bool {
 }
 
 /// A member that is not in the call, as far as the board shows; otherwise any other.
-fn missing(members: &[usize], watch: &Watch) -> usize {
+pub(super) fn missing(members: &[usize], watch: &Watch) -> usize {
     let present = watch.board.ranks_in(watch.call.group, watch.call.sequence);
     let is_present = |rank: &usize| present.iter().any(|(there, _)| there == rank);
     let mut others = members.iter().filter(|rank| **rank != watch.rank);

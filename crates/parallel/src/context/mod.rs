@@ -198,6 +198,11 @@ impl Context {
         self.groups.iter().flat_map(|groups| [&groups.ulysses, &groups.ring])
     }
 
+    /// The group around which keys and values travel.
+    pub(crate) fn ring_group(&self) -> Option<&Group> {
+        self.groups.as_ref().map(|groups| &groups.ring)
+    }
+
     /// Messages and bytes that this rank has sent in the groups of the context.
     pub fn traffic(&self) -> Traffic {
         let all = self.groups.as_ref().map(|g| g.ulysses.traffic() + g.ring.traffic());

@@ -69,7 +69,7 @@ pub(crate) enum Addend {
     Other,
 }
 
-/// Multiplications and additions of a short product.
+/// A short product has fewer multiply-adds.
 const SHORT: usize = 1 << 23;
 
 impl Problem {
