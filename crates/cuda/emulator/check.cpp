@@ -31,7 +31,7 @@ namespace emulated {
 
 typedef std::uint64_t Address;
 
-constexpr unsigned WARP = 32, WARPS = 32;
+constexpr unsigned WARP = 32;
 constexpr Address PAGE = 4096;
 constexpr std::size_t MOST_PAGES = 4 << 10;
 
@@ -42,13 +42,11 @@ static const char* mode() {
 
 bool checking() { return mode() != nullptr; }
 
-enum Kind : std::uint8_t { READ = 0, WRITE = 1, ATOMIC = 2 };
-
 struct Access {
     std::uint32_t launch, block;
-    std::uint32_t clock; // of the warp
+    std::uint32_t clock; // of the agent
     std::uint32_t place; // in the kernel's code
-    std::uint16_t thread;
+    std::uint16_t thread; // those of agents that are not warps follow after the last warp
     std::uint8_t bytes; // of the word, a bit each
     Kind kind;
 };
@@ -69,11 +67,19 @@ struct Page {
 struct Release {
     std::uint32_t block, clock;
     std::uint16_t thread;
-    std::uint32_t known[WARPS];
+    std::uint32_t known[AGENTS];
 
     bool covers(const Access& earlier) const {
         return earlier.thread == thread ? earlier.clock <= clock : earlier.clock <= known[earlier.thread / WARP];
     }
+};
+
+// Who accesses memory: what it is compared as and recorded as.
+struct Agent {
+    std::uint16_t thread; // that is recorded
+    std::uint32_t clock;  // that is recorded
+    unsigned knows;       // whose knowledge of others counts
+    unsigned own;         // the thread whose accesses are in order with these
 };
 
 struct Range {
@@ -93,7 +99,7 @@ struct Observer {
     bool fixed_is_missing = false;
     const void* module = nullptr;
     // Meetings of each warp, and up to which of them a warp knows what another did.
-    std::uint32_t clock[WARPS], known[WARPS][WARPS];
+    std::uint32_t clock[AGENTS], known[WARPS][AGENTS];
     // Releases of this launch, by the word, and those that the block knows, by the block.
     std::unordered_map<Address, std::vector<Release>> released;
     std::unordered_map<std::uint32_t, Release> acquired;
@@ -105,10 +111,13 @@ struct Observer {
     Page& page(Address address, bool shared);
     enum class Space { NONE, SHARED, DEVICE };
     Space space(Address address);
+    Page& shared_page(Address address);
     bool before(const Access& earlier, unsigned warp) const;
     void synchronize(Address word);
-    void access(Address address, unsigned bytes, Kind kind, const void* place);
-    void word(Page& page, Address address, std::uint8_t bytes, Kind kind, std::uint32_t place, bool shared);
+    void access(Address address, unsigned bytes, Kind kind, const void* place, bool unwritten = false);
+    void access_shared(const Agent& agent, Address address, std::uint8_t mask, Kind kind, std::uint32_t place);
+    void word(const Agent& agent, Page& page, Address address, std::uint8_t bytes, Kind kind, std::uint32_t place, bool shared);
+    std::uint32_t place(const void* from) const { return static_cast<std::uint32_t>(reinterpret_cast<Address>(from) - code.from); }
 };
 
 static thread_local Observer* observer;
@@ -184,14 +193,15 @@ static std::string source_line(std::uint32_t place) {
     const std::string own_files = "/proc/self/";
     if (file.rfind(own_files, 0) == 0) file.replace(0, own_files.size(), "/proc/" + std::to_string(getpid()) + "/");
     char command[256];
-    // The address is that of the next instruction.
-    std::snprintf(command, sizeof command, "addr2line -e %s 0x%llx", file.c_str(),
+    // The address is that of the next instruction. Functions of `device.h` are inlined: their caller is the place.
+    std::snprintf(command, sizeof command, "addr2line -i -e %s 0x%llx", file.c_str(),
                   static_cast<unsigned long long>(address - reinterpret_cast<Address>(info.dli_fbase) - 1));
     FILE* pipe = popen(command, "r");
-    char found[512] = "";
-    if (pipe && !std::fgets(found, sizeof found, pipe)) found[0] = 0;
+    std::string at;
+    char found[512];
+    while (pipe && std::fgets(found, sizeof found, pipe))
+        if (at.empty() || at.find("/device.h:") != std::string::npos) at = found;
     if (pipe) pclose(pipe);
-    std::string at = found;
     const std::size_t colon = at.rfind(':');
     if (colon == std::string::npos) return "?";
     std::ifstream source(at.substr(0, colon));
@@ -234,7 +244,7 @@ bool Observer::before(const Access& earlier, unsigned warp) const {
         auto found = acquired.find(earlier.block);
         return found != acquired.end() && found->second.covers(earlier);
     }
-    const unsigned other = earlier.thread / WARP;
+    const unsigned other = earlier.thread / WARP; // a warp, or another agent
     return other == warp ? earlier.clock < clock[warp] : earlier.clock <= known[warp][other];
 }
 
@@ -251,8 +261,12 @@ void Observer::synchronize(Address word) {
     releases.push_back(release);
 }
 
-void Observer::word(Page& page, Address address, std::uint8_t bytes, Kind kind, std::uint32_t place, bool shared) {
-    const unsigned thread = emulated_current->number, warp = thread / WARP;
+static std::string name(unsigned thread) {
+    if (thread < COPIES * WARP) return "thread " + std::to_string(thread);
+    return thread < PRODUCTS * WARP ? "a copy of a box" : "a product";
+}
+
+void Observer::word(const Agent& agent, Page& page, Address address, std::uint8_t bytes, Kind kind, std::uint32_t place, bool shared) {
     Word& word = page.words[address % PAGE / 4];
     Access* target = nullptr;
     int rank = 0; // how good the target is
@@ -264,14 +278,14 @@ void Observer::word(Page& page, Address address, std::uint8_t bytes, Kind kind, 
             suits = 3;
         } else {
             const bool covered = (earlier.bytes & ~bytes) == 0 && (kind != READ || earlier.kind == READ);
-            const bool same = earlier.block == block && earlier.thread == thread;
+            const bool same = earlier.block == block && earlier.thread == agent.own;
             const bool conflict = (earlier.bytes & bytes) && (kind != READ || earlier.kind != READ) &&
                                   !(kind == ATOMIC && earlier.kind == ATOMIC);
-            if (!same && !before(earlier, warp)) {
+            if (!same && !before(earlier, agent.knows)) {
                 if (conflict) {
-                    const std::string other = "thread " + std::to_string(earlier.thread) +
+                    const std::string other = name(earlier.thread) +
                                               (earlier.block == block ? "" : " of block " + std::to_string(earlier.block));
-                    report("a race: thread " + std::to_string(thread) + " of block " + std::to_string(block) + " " + verb(kind) +
+                    report("a race: " + name(agent.thread) + " of block " + std::to_string(block) + " " + verb(kind) +
                                (shared ? " shared" : " device") + " memory that " + other + " " + verb(earlier.kind),
                            place, &earlier);
                 }
@@ -292,7 +306,7 @@ void Observer::word(Page& page, Address address, std::uint8_t bytes, Kind kind, 
             }
         }
     }
-    *target = {launch, block, clock[warp], place, static_cast<std::uint16_t>(thread), bytes, kind};
+    *target = {launch, block, agent.clock, place, agent.thread, bytes, kind};
 }
 
 Observer::Space Observer::space(Address address) {
@@ -311,7 +325,28 @@ Observer::Space Observer::space(Address address) {
     return Space::DEVICE;
 }
 
-void Observer::access(Address address, unsigned bytes, Kind kind, const void* from) {
+// A page of shared memory, of which a new block has written nothing.
+Page& Observer::shared_page(Address address) {
+    Page& here = page(address, true);
+    if (here.launch != launch || here.block != block) {
+        std::memset(here.written, 0, sizeof here.written);
+        here.launch = launch, here.block = block;
+    }
+    return here;
+}
+
+void Observer::access_shared(const Agent& agent, Address address, std::uint8_t mask, Kind kind, std::uint32_t place) {
+    Page& here = shared_page(address);
+    std::uint8_t& known_bytes = here.written[address % PAGE / 4];
+    if (kind != WRITE && (known_bytes & mask) != mask)
+        report(name(agent.thread) + " of block " + std::to_string(block) + " reads shared memory that its block never wrote", place,
+               nullptr);
+    if (kind != READ) known_bytes |= mask;
+    word(agent, here, address, mask, kind, place, true);
+}
+
+// `unwritten`: the device's memory may be memory that was never written.
+void Observer::access(Address address, unsigned bytes, Kind kind, const void* from, bool unwritten) {
     const Lane& lane = *emulated_current;
     // What the thread has for itself.
     if (address - reinterpret_cast<Address>(lane.stack) < lane.stack_bytes) return;
@@ -319,9 +354,11 @@ void Observer::access(Address address, unsigned bytes, Kind kind, const void* fr
     const Space memory = space(address);
     if (memory == Space::NONE) return;
     const bool shared = memory == Space::SHARED;
-    const auto place = static_cast<std::uint32_t>(reinterpret_cast<Address>(from) - code.from);
+    const std::uint32_t place = this->place(from);
+    const unsigned warp = lane.number / WARP;
+    const Agent agent = {static_cast<std::uint16_t>(lane.number), clock[warp], warp, lane.number};
     if (!shared) {
-        if (kind != WRITE && !is_written(address, bytes))
+        if (kind != WRITE && !unwritten && !is_written(address, bytes))
             report("thread " + std::to_string(lane.number) + " of block " + std::to_string(block) +
                        " reads device memory that was never written", place, nullptr);
         if (kind != READ) set_written(address, bytes, true);
@@ -331,19 +368,8 @@ void Observer::access(Address address, unsigned bytes, Kind kind, const void* fr
     for (Address at = address / 4 * 4; at < to; at += 4) {
         const Address first = std::max(at, address) - at, end = std::min(at + 4, to) - at;
         const auto mask = static_cast<std::uint8_t>((1u << end) - (1u << first));
-        Page& here = page(at, shared);
-        if (shared) {
-            if (here.launch != launch || here.block != block) {
-                std::memset(here.written, 0, sizeof here.written);
-                here.launch = launch, here.block = block;
-            }
-            std::uint8_t& known_bytes = here.written[at % PAGE / 4];
-            if (kind != WRITE && (known_bytes & mask) != mask)
-                report("thread " + std::to_string(lane.number) + " of block " + std::to_string(block) +
-                           " reads shared memory that its block never wrote", place, nullptr);
-            if (kind != READ) known_bytes |= mask;
-        }
-        word(here, at, mask, kind, place, shared);
+        if (shared) access_shared(agent, at, mask, kind, place);
+        else word(agent, page(at, false), at, mask, kind, place, false);
     }
 }
 
@@ -405,21 +431,76 @@ void check_block(unsigned number, const char* shared, std::size_t bytes) {
     self.acquired.clear();
     self.dynamic_shared = {reinterpret_cast<Address>(shared), reinterpret_cast<Address>(shared) + bytes};
     // No warp has met another. Clocks start at 1: 0 is known from the beginning.
-    std::fill_n(self.clock, WARPS, 1u);
+    std::fill_n(self.clock, AGENTS, 1u);
     std::memset(self.known, 0, sizeof self.known);
+}
+
+// `to` knows all that `from` knows.
+static void learn(std::uint32_t* to, const std::uint32_t* from) {
+    for (unsigned v = 0; v < AGENTS; v++) to[v] = std::max(to[v], from[v]);
 }
 
 void check_meeting(unsigned warps) {
     Observer& self = own();
-    std::uint32_t all[WARPS] = {};
-    for (unsigned w = 0; w < WARPS; w++) {
-        if (!(warps >> w & 1)) continue;
-        for (unsigned v = 0; v < WARPS; v++) all[v] = std::max(all[v], self.known[w][v]);
-    }
+    std::uint32_t all[AGENTS] = {};
+    for (unsigned w = 0; w < WARPS; w++)
+        if (warps >> w & 1) learn(all, self.known[w]);
     for (unsigned w = 0; w < WARPS; w++)
         if (warps >> w & 1) all[w] = self.clock[w]++;
     for (unsigned w = 0; w < WARPS; w++)
         if (warps >> w & 1) std::memcpy(self.known[w], all, sizeof all);
+}
+
+// The order of a warp and the mbarrier is that of its lanes: this finds no races within the warp.
+void check_arrival(Order& order) {
+    Observer& self = own();
+    const unsigned warp = emulated_current->number / WARP;
+    learn(order.arriving, self.known[warp]);
+    order.arriving[warp] = self.clock[warp]++;
+}
+
+void check_phase(Order& order) { std::memcpy(order.complete, order.arriving, sizeof order.complete); }
+
+void check_wait(const Order& order) { learn(own().known[emulated_current->number / WARP], order.complete); }
+
+// ---- copies and products ----
+
+void check_box_reads(const void* from, std::size_t bytes, const void* place) {
+    own().access(reinterpret_cast<Address>(from), static_cast<unsigned>(bytes), READ, place, true);
+}
+
+std::uint32_t check_box_starts(const void* to, std::size_t bytes, const void* place) {
+    Observer& self = own();
+    const unsigned thread = emulated_current->number;
+    const Agent agent = {COPIES * WARP, ++self.clock[COPIES], thread / WARP, thread};
+    for (Address at = reinterpret_cast<Address>(to), end = at + bytes; at < end; at += 4) {
+        self.access_shared(agent, at, 0xf, WRITE, self.place(place));
+        // Not before it arrives.
+        self.shared_page(at).written[at % PAGE / 4] = 0;
+    }
+    return agent.clock;
+}
+
+void check_box_arrives(Order& order, std::uint32_t clock, const void* to, std::size_t bytes) {
+    for (Address at = reinterpret_cast<Address>(to), end = at + bytes; at < end; at += 4)
+        own().shared_page(at).written[at % PAGE / 4] = 0xf;
+    order.arriving[COPIES] = std::max(order.arriving[COPIES], clock);
+}
+
+std::uint32_t check_product_starts(const Product& product, const char* shared, const void* from) {
+    Observer& self = own();
+    const unsigned thread = emulated_current->number, warp = thread / WARP, number = PRODUCTS + warp;
+    const std::uint32_t place = self.place(from);
+    const Agent agent = {static_cast<std::uint16_t>(number * WARP), ++self.clock[number], warp, thread};
+    visit_operands(product, shared, static_cast<int>(warp % 4), [&](const char* at) {
+        for (unsigned i = 0; i < 16; i += 4) self.access_shared(agent, reinterpret_cast<Address>(at) + i, 0xf, READ, place);
+    });
+    return agent.clock;
+}
+
+void check_product_ends(unsigned warp, std::uint32_t clock) {
+    const unsigned first = warp / 4 * 4;
+    for (unsigned w = first; w < first + 4; w++) own().known[w][PRODUCTS + warp] = clock;
 }
 
 // ---- what instrumented kernels call ----
@@ -427,6 +508,8 @@ void check_meeting(unsigned warps) {
 static void accessed(const void* address, unsigned bytes, Kind kind, const void* place) {
     if (emulated_current) own().access(reinterpret_cast<Address>(address), bytes, kind, place);
 }
+
+void check_access(const void* address, unsigned bytes, Kind kind, const void* place) { accessed(address, bytes, kind, place); }
 
 extern "C" {
 void emulated_read(const void* address, int bytes) { accessed(address, bytes, READ, __builtin_return_address(0)); }

@@ -39,21 +39,21 @@ bool run(const std::string& command, const std::string& log_file, std::string& l
 
 // Shared memory: a variable of the block, which the threads of the host have one each of, or the block's dynamic part.
 std::string replace_shared(const std::string& text) {
-    static const std::regex dynamic(R"(extern\s+__shared__\s+(\w+)\s+(\w+)\s*\[\s*\]\s*;)");
+    static const std::regex dynamic(R"(extern\s+__shared__\s+(?:(?:alignas|__align__)\s*\(\s*\d+\s*\)\s+)?(\w+)\s+(\w+)\s*\[\s*\]\s*;)");
     static const std::regex fixed(R"(__shared__)");
     const std::string first =
         std::regex_replace(text, dynamic, "$1* $2 = ($1*)emulated::emulated_current->dynamic_shared;");
     return std::regex_replace(first, fixed, "static thread_local");
 }
 
-bool compile(Program& program, const std::string& architecture) {
+bool compile(Program& program, const std::string& architecture, const std::string& features) {
     const bool check = std::getenv("LOCKSTEP_EMULATED_CHECK");
     char folder[] = "/tmp/emulated-gpu-XXXXXX";
     if (!mkdtemp(folder)) return false;
     const std::string at = folder, own = own_folder(), log = at + "/log";
     // Macros are expanded first, so that all kernels can be seen.
     std::ofstream(at + "/source.cu") << program.source;
-    bool done = run("g++ -E -P -x c++ -std=c++17 '-D__launch_bounds__(...)=' -D__CUDA_ARCH__=" + architecture + " '" + at +
+    bool done = run("g++ -E -P -x c++ -std=c++17 '-D__launch_bounds__(...)=' -D__CUDA_ARCH__=" + architecture + features + " '" + at +
                         "/source.cu' -o '" + at + "/expanded'",
                     log, program.log);
     if (done) {
@@ -101,13 +101,14 @@ int nvrtcDestroyProgram(void** program) {
 }
 
 int nvrtcCompileProgram(void* program, int count, const char* const* options) {
-    std::string architecture = "900";
+    std::string architecture = "900", features;
     for (int i = 0; i < count; i++) {
-        // sm_90a is 900.
+        // sm_90a is 900, with what only Hopper has.
         const char* number = std::strstr(options[i], "=sm_");
         if (number) architecture = std::to_string(std::atoi(number + 4)) + "0";
+        if (std::strstr(options[i], "=sm_90a")) features = " -D__CUDA_ARCH_FEAT_SM90_ALL";
     }
-    return compile(*static_cast<Program*>(program), architecture) ? 0 : 6;
+    return compile(*static_cast<Program*>(program), architecture, features) ? 0 : 6;
 }
 
 int nvrtcGetProgramLogSize(void* program, std::size_t* bytes) {

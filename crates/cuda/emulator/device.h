@@ -14,6 +14,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __grid_constant__
+#define __align__(BYTES) __attribute__((aligned(BYTES)))
 #define __restrict__ __restrict
 
 #define threadIdx (emulated::emulated_current->thread)
@@ -293,11 +294,47 @@ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, uns
     }
 }
 
+// ---- the functions of hopper.cuh ----
+
+struct alignas(64) TensorMap {
+    unsigned long long words[16];
+};
+
+inline void init_mbarrier(unsigned long long* barrier, unsigned arrivals) { emulated::emulated_init_mbarrier(barrier, arrivals); }
+inline void publish_mbarriers() {}
+inline void arrive(unsigned long long* barrier) { emulated::emulated_arrive(barrier, 0); }
+inline void arrive_and_expect(unsigned long long* barrier, unsigned bytes) { emulated::emulated_arrive(barrier, bytes); }
+inline void wait_mbarrier(unsigned long long* barrier, unsigned parity) { emulated::emulated_wait_mbarrier(barrier, parity); }
+inline void load_box(void* shared, const TensorMap* map, unsigned long long* barrier, int x, int y, int z) {
+    emulated::emulated_load_box(shared, map, barrier, x, y, z);
+}
+inline void fence_async_shared() {}
+
+inline void warpgroup_fence() { emulated::emulated_warpgroup_fence(); }
+inline void commit_products() { emulated::emulated_commit_products(); }
+template <int NEWEST> inline void wait_products() { emulated::emulated_wait_products(NEWEST); }
+inline void hold(float (&)[128]) {}
+
+// Addresses in descriptors are relative to the block's dynamic shared memory.
+inline unsigned long long matrix_descriptor(const void* shared, unsigned leading_bytes, unsigned stride_bytes) {
+    const long long at = static_cast<const char*>(shared) - emulated::emulated_current->dynamic_shared;
+    if (at < 0 || at > 0x3ffff || at % 16) emulated::emulated_fail("a matrix of a product is not in dynamic shared memory, at a multiple of 16");
+    return static_cast<unsigned long long>(at >> 4) | static_cast<unsigned long long>(leading_bytes >> 4 & 0x3fff) << 16 |
+           static_cast<unsigned long long>(stride_bytes >> 4 & 0x3fff) << 32 | 1ull << 62;
+}
+template <bool A_TRANSPOSED, bool B_TRANSPOSED>
+inline void multiply_add_async(float (&d)[128], unsigned long long a, unsigned long long b) {
+    emulated::emulated_multiply_add(d, a, b, A_TRANSPOSED, B_TRANSPOSED);
+}
+
+template <int REGISTERS> inline void give_registers() { static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256); }
+template <int REGISTERS> inline void take_registers() { give_registers<REGISTERS>(); }
+
 // ---- launches ----
 
-// Calls a kernel with arguments that were packed one after the other, each aligned to 16 bytes.
+// Calls a kernel with arguments that were packed one after the other, each aligned to 64 bytes.
 template <class... A> struct EmulatedCall {
-    static constexpr std::size_t room(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+    static constexpr std::size_t room(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
     static constexpr std::size_t BYTES = (room(sizeof(A)) + ... + 0);
 
     static void pack(void** arguments, char* to) {

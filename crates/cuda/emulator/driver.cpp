@@ -191,8 +191,8 @@ static std::size_t image_bytes(const void* image) {
 
 // Arguments of a launch, aligned like the kernel expects.
 struct Arguments {
-    struct alignas(16) Unit {
-        char bytes[16];
+    struct alignas(64) Unit {
+        char bytes[64];
     };
     std::vector<Unit> units;
     explicit Arguments(std::size_t bytes) : units(bytes / sizeof(Unit) + 1) {}

@@ -30,6 +30,15 @@ extern "C" {
 void emulated_barrier(int id, int threads);
 // Gives all lanes of a warp the operands of all lanes: 32 runs of `bytes` bytes, up to 64. Blocks until all have come.
 const char* emulated_exchange(const void* operand, int bytes);
+// What Hopper has, see the functions of `hopper.cuh` in `device.h`. An arrival without `bytes` expects none.
+void emulated_init_mbarrier(void* barrier, unsigned arrivals);
+void emulated_arrive(void* barrier, unsigned bytes);
+void emulated_wait_mbarrier(void* barrier, unsigned parity);
+void emulated_load_box(void* shared, const void* map, void* barrier, int x, int y, int z);
+void emulated_warpgroup_fence();
+void emulated_multiply_add(float* sums, unsigned long long a, unsigned long long b, bool a_transposed, bool b_transposed);
+void emulated_commit_products();
+void emulated_wait_products(int newest);
 // Memory is read, or changed by an atomic operation, in code that is compiled without hooks.
 void emulated_read(const void* address, int bytes);
 void emulated_atomic(const void* address, int bytes);

@@ -3,6 +3,8 @@
 #pragma once
 #include "lanes.h"
 
+#include <string>
+
 namespace emulated {
 
 struct Launch {
@@ -15,5 +17,8 @@ struct Launch {
 
 // Runs all blocks, one after the other.
 void run_grid(const Launch& launch);
+
+// Ends the process with a message that names the kernel.
+[[noreturn]] void fail_launch(const std::string& message);
 
 } // namespace emulated

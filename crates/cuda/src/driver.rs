@@ -69,6 +69,20 @@ function_table! {
         fn cuGraphLaunch(executable: Handle, stream: Handle) -> Status;
         fn cuGraphDestroy(graph: Handle) -> Status;
         fn cuGraphExecDestroy(executable: Handle) -> Status;
+        fn cuTensorMapEncodeTiled(
+            map: *mut c_void,
+            dtype: c_int,
+            rank: c_uint,
+            address: *mut c_void,
+            dims: *const u64,
+            strides: *const u64,
+            size: *const c_uint,
+            steps: *const c_uint,
+            interleave: c_int,
+            swizzle: c_int,
+            promotion: c_int,
+            fill: c_int,
+        ) -> Status;
         fn cuLaunchKernel(
             function: Handle,
             grid_x: c_uint,

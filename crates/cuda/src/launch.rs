@@ -10,15 +10,20 @@ use crate::error::Result;
 use crate::nvrtc::Nvrtc;
 use crate::stream::Stream;
 
-/// A source file of kernels. The text of `types.cuh`, `ptx.cuh` and `prelude.cuh` is prepended to each.
+/// A source file of kernels. The text of `types.cuh`, `ptx.cuh`, `hopper.cuh` and `prelude.cuh` is prepended to
+/// each.
 pub struct Source {
     pub name: &'static str,
     pub code: &'static str,
 }
 
 /// Definitions that all sources share.
-const PRELUDE: &str =
-    concat!(include_str!("types.cuh"), include_str!("ptx.cuh"), include_str!("prelude.cuh"));
+const PRELUDE: &str = concat!(
+    include_str!("types.cuh"),
+    include_str!("ptx.cuh"),
+    include_str!("hopper.cuh"),
+    include_str!("prelude.cuh")
+);
 
 impl Source {
     /// The text that NVRTC compiles.

@@ -20,6 +20,7 @@ pub mod nvlink;
 pub mod nvml;
 pub mod nvrtc;
 mod stream;
+mod tensor_map;
 
 pub use check::{ARCHITECTURES, check_compiles};
 pub use context::{Context, DeviceBuffer, PeerBuffer, PinnedBuffer};
@@ -32,3 +33,4 @@ pub use launch::{Arg, Function, Grid, Kernels, Source};
 pub use lost::DeviceLost;
 pub use nvrtc::Nvrtc;
 pub use stream::{Stream, StreamEvent};
+pub use tensor_map::{Boxes, TensorMap};

@@ -1,6 +1,8 @@
 //! Wrong kernels, which the emulated GPU must report, and right ones, which it must not. Skipped unless
 //! LOCKSTEP_EMULATED_CHECK is set. A report ends the process, so that each kernel has its own.
 
+mod hopper;
+
 use std::process::Command;
 
 use lockstep_cuda::{Arg, Gpu, Grid, Source, Stream};
