@@ -30,6 +30,8 @@ pub fn open(plan: &Plan, world: &World) -> anyhow::Result<Device> {
         );
     }
     device.set_tf32(plan.device.tf32);
+    // If it is allowed, the GPU measures which is faster.
+    device.set_grouped_matmul(if plan.device.grouped_experts { None } else { Some(false) });
     device.set_deterministic_attention(plan.device.deterministic);
     if let Some(limit) = plan.device.memory_limit {
         device.set_memory_limit(limit as usize);

@@ -41,10 +41,10 @@ pub use cuda::{CudaError, CudaLibrary, CudaReport, OperationCounts};
 pub use device::{
     AdamW, AttentionDelta, AttentionOutput, AttentionShape, Capacity, Code, Combine, CrossEntropy,
     DROPPED, Device, DropoutMask, Event, FP8_MULTIPLE, Fp8Cast, Fp8Copies, Fp8Format, Fp8History,
-    Fp8Scales, Fp8Source, Fp8Tensor, IGNORED, LogitGradient, LogitShard, Matmul, Meter,
-    NormGradients, NormParams, OpClass, OptimizerState, PositionRange, RandomKey, RopeScaling,
-    RopeTable, Router, RouterOutput, RouterSaved, SPARE, Scalar, SoftmaxStats, Transfer,
-    VocabShard,
+    Fp8Scales, Fp8Source, Fp8Tensor, GroupedMatmul, IGNORED, LogitGradient, LogitShard, Matmul,
+    Meter, NormGradients, NormParams, OpClass, OptimizerState, PositionRange, RandomKey,
+    RopeScaling, RopeTable, Router, RouterOutput, RouterSaved, RowGroups, SPARE, Scalar,
+    SoftmaxStats, Stack, Transfer, VocabShard,
 };
 pub use dtype::{Dtype, Element, Float};
 pub use lockstep_types::DeviceType;

@@ -21,7 +21,7 @@ pub(crate) struct FeedForward {
 
 enum Inner {
     Dense(Dense),
-    Experts(Experts),
+    Experts(Box<Experts>),
 }
 
 /// Activations saved for the backward pass.
@@ -63,7 +63,7 @@ pub(crate) enum Hidden {
 impl FeedForward {
     pub fn new(shape: &Shape, params: &BlockParams, site: u64) -> FeedForward {
         let inner = match (shape.family, shape.moe) {
-            (Family::Moe, Some(moe)) => Inner::Experts(Experts::new(shape, moe, params)),
+            (Family::Moe, Some(moe)) => Inner::Experts(Box::new(Experts::new(shape, moe, params))),
             (Family::Gpt2, _) => Inner::Dense(Dense::gelu(params, "mlp")),
             _ => Inner::Dense(Dense::swiglu(params, "mlp")),
         };

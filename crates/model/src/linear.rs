@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{Matmul, Tag, Tensor, View, ViewMut};
+use lockstep_kernels::{GroupedMatmul, Matmul, RowGroups, Stack, Tag, Tensor, View, ViewMut};
 use lockstep_parallel::SequenceGather;
 use lockstep_plan::model::BlockParams;
 
@@ -97,18 +97,6 @@ impl Linear {
         }
     }
 
-    /// The weight gradient from some rows: those of an expert.
-    pub fn weight_gradient_rows(
-        &self,
-        rows: Range<usize>,
-        dy: &Tensor,
-        x: &Tensor,
-        grads: &mut WeightGrads<'_>,
-    ) {
-        assert!(self.bias.is_none(), "experts have no biases");
-        grads.weight_rows(self.weight.clone(), rows, dy, x);
-    }
-
     /// The whole backward pass of a layer whose input is gathered along the tensor axis. Returns the gradient of this
     /// rank's rows of the stream. If the input is still in transit, its gradient is computed first; otherwise the
     /// weight gradient is, so that the input can be freed.
@@ -136,5 +124,45 @@ impl Linear {
             weight_gradient(x);
         }
         dx
+    }
+}
+
+/// One linear layer of every expert, without biases. Each is applied to its group of rows.
+pub(crate) struct LinearStack(Stack);
+
+impl LinearStack {
+    /// # Panics
+    /// If the layers differ in shape or have biases, or their weights are not at equal distances.
+    pub fn new(layers: &[Linear]) -> LinearStack {
+        let first = layers.first().expect("a rank has at least one expert");
+        let start = |linear: &Linear| linear.weight.start;
+        let stride = layers.get(1).map_or(first.weight.len(), |next| start(next) - start(first));
+        let (rows, cols) = (first.rows, first.cols);
+        let stack = Stack { first: start(first), stride, count: layers.len(), rows, cols };
+        for (index, layer) in layers.iter().enumerate() {
+            assert_eq!((layer.weight.clone(), layer.cols), (stack.range(index), cols), "experts");
+            assert!(layer.bias.is_none(), "experts have no biases");
+        }
+        LinearStack(stack)
+    }
+
+    pub fn forward(&self, cx: &Ctx<'_>, groups: &RowGroups, x: &Tensor, out: &mut Tensor) {
+        let (weights, x) = ((cx.weights, self.0), x.view());
+        cx.device.grouped_matmul(GroupedMatmul::linear(groups, weights, x, out.view_mut()));
+    }
+
+    pub fn input_gradient(&self, cx: &Ctx<'_>, groups: &RowGroups, dy: &Tensor, dx: &mut Tensor) {
+        let (weights, dy) = ((cx.weights, self.0), dy.view());
+        cx.device.grouped_matmul(GroupedMatmul::linear_dx(groups, weights, dy, dx.view_mut()));
+    }
+
+    pub fn weight_gradient(
+        &self,
+        groups: &RowGroups,
+        dy: &Tensor,
+        x: &Tensor,
+        grads: &mut WeightGrads<'_>,
+    ) {
+        grads.weight_stack(groups, self.0, dy, x);
     }
 }

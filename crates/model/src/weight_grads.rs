@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use lockstep_kernels::{Device, Dtype, Fp8Tensor, Matmul, Tag, Tensor, ViewMut};
+use lockstep_kernels::{
+    Device, Dtype, Fp8Tensor, GroupedMatmul, Matmul, RowGroups, Stack, Tag, Tensor, ViewMut,
+};
 
 /// Receives the weight gradients of one block's backward pass.
 pub struct WeightGrads<'a> {
@@ -18,16 +20,21 @@ pub struct WeightGrads<'a> {
     deferred: Option<&'a mut Vec<Deferred>>,
 }
 
-/// A deferred weight gradient: `dyᵀ · x` into a range of the block's gradient.
+/// A deferred weight gradient, into a part of the block's gradient.
 pub struct Deferred {
-    range: Range<usize>,
     dy: Tensor,
-    /// Rows of `dy` and `x` that enter.
-    rows: Range<usize>,
-    /// None for a bias: the sum of the rows of `dy`.
-    x: Option<Tensor>,
+    kind: DeferredKind,
     /// Whether to add to the gradient.
     accumulate: bool,
+}
+
+enum DeferredKind {
+    /// `dyᵀ · x`.
+    Weight { range: Range<usize>, x: Tensor },
+    /// The sum of the rows of `dy`.
+    Bias { range: Range<usize> },
+    /// `dyᵀ · x` of each group of rows.
+    Stack { stack: Stack, groups: RowGroups, x: Tensor },
 }
 
 impl<'a> WeightGrads<'a> {
@@ -73,23 +80,20 @@ impl<'a> WeightGrads<'a> {
 
     /// The gradient of a weight (out, in): `dyᵀ · x`.
     pub fn weight(&mut self, range: Range<usize>, dy: &Tensor, x: &Tensor) {
-        self.weight_rows(range, 0..dy.rows(), dy, x);
+        let accumulate = self.place(range.clone()).1;
+        self.run_or_defer(dy, DeferredKind::Weight { range, x: x.clone() }, accumulate);
     }
 
-    /// The gradient of a weight from some rows of `dy` and `x`.
-    pub fn weight_rows(
-        &mut self,
-        range: Range<usize>,
-        rows: Range<usize>,
-        dy: &Tensor,
-        x: &Tensor,
-    ) {
-        self.run_or_defer(range, rows, dy, Some(x));
+    /// The gradients of several weights, each from its group of rows.
+    pub fn weight_stack(&mut self, groups: &RowGroups, stack: Stack, dy: &Tensor, x: &Tensor) {
+        let kind = DeferredKind::Stack { stack, groups: groups.clone(), x: x.clone() };
+        self.run_or_defer(dy, kind, self.accumulate);
     }
 
     /// The gradient of a bias (out): the sum of the rows of `dy`.
     pub fn bias(&mut self, range: Range<usize>, dy: &Tensor) {
-        self.run_or_defer(range, 0..dy.rows(), dy, None);
+        let accumulate = self.place(range.clone()).1;
+        self.run_or_defer(dy, DeferredKind::Bias { range }, accumulate);
     }
 
     /// The gradient of a weight (out, in) from fp8 matrices: `dyᵀ · x`. Never deferred.
@@ -101,20 +105,12 @@ impl<'a> WeightGrads<'a> {
         device.matmul(Matmul { accumulate, ..product });
     }
 
-    fn run_or_defer(
-        &mut self,
-        range: Range<usize>,
-        rows: Range<usize>,
-        dy: &Tensor,
-        x: Option<&Tensor>,
-    ) {
-        let accumulate = self.place(range.clone()).1;
-        let work = Deferred { range, rows, dy: dy.clone(), x: x.cloned(), accumulate };
+    fn run_or_defer(&mut self, dy: &Tensor, kind: DeferredKind, accumulate: bool) {
+        let work = Deferred { dy: dy.clone(), kind, accumulate };
         match &mut self.deferred {
             Some(deferred) => {
                 // Temporary tensors now live as long as activations.
-                work.dy.retag(Tag::Activations);
-                work.x.iter().for_each(|x| x.retag(Tag::Activations));
+                work.tensors().for_each(|tensor| tensor.retag(Tag::Activations));
                 deferred.push(work);
             }
             None => work.run(self.device, self.grads.reborrow()),
@@ -123,19 +119,30 @@ impl<'a> WeightGrads<'a> {
 }
 
 impl Deferred {
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let x = match &self.kind {
+            DeferredKind::Weight { x, .. } | DeferredKind::Stack { x, .. } => Some(x),
+            DeferredKind::Bias { .. } => None,
+        };
+        std::iter::once(&self.dy).chain(x)
+    }
+
     /// Computes the gradient into the block's flat buffer.
     pub fn run(&self, device: &Device, grads: ViewMut<'_>) {
-        let accumulate = self.accumulate;
-        let place = grads.part(self.range.clone());
-        let dy = self.dy.view().rows_of(self.rows.clone());
-        match &self.x {
-            Some(x) => {
-                let dw = place.shaped(dy.cols(), x.cols());
-                let x = x.view().rows_of(self.rows.clone());
-                device.matmul(Matmul { accumulate, ..Matmul::linear_dw(dy, x, dw) });
+        let (dy, accumulate) = (self.dy.view(), self.accumulate);
+        match &self.kind {
+            DeferredKind::Weight { range, x } => {
+                let dw = grads.part(range.clone()).shaped(dy.cols(), x.cols());
+                device.matmul(Matmul { accumulate, ..Matmul::linear_dw(dy, x.view(), dw) });
             }
-            None => {
+            DeferredKind::Bias { range } => {
+                let place = grads.part(range.clone());
                 in_f32(device, place, accumulate, |sums, add| device.column_sums(dy, sums, add))
+            }
+            DeferredKind::Stack { stack, groups, x } => {
+                let mut product = GroupedMatmul::linear_dw(groups, (grads, *stack), dy, x.view());
+                product.accumulate = accumulate;
+                device.grouped_matmul(product);
             }
         }
     }

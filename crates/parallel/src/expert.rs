@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use lockstep_comm::trace::CommAxis;
-use lockstep_kernels::{Device, Dtype, Tag, Tensor};
+use lockstep_kernels::{Device, Dtype, RowGroups, Tag, Tensor};
 use lockstep_plan::{GroupKind, cut};
 
 use crate::Groups;
@@ -24,8 +24,8 @@ use crate::collectives::{self, RowCounts};
 pub struct Dispatch {
     /// Rows of the local experts, from all ranks.
     pub rows: usize,
-    /// First row of each local expert: (1, local experts + 1), u32.
-    pub starts: Tensor,
+    /// The rows of each local expert.
+    pub groups: RowGroups,
     /// None if all experts are local.
     exchange: Option<RowExchange>,
 }
@@ -41,23 +41,21 @@ struct RowExchange {
 }
 
 impl Groups {
-    /// Exchanges the numbers of rows. `starts` (1, experts + 1), u32, is the first of the caller's `rows` for each of
-    /// all experts.
+    /// Exchanges the numbers of rows. `groups` has the caller's `rows` of each of all experts.
     ///
     /// One all-to-all with a number per expert; nothing if all experts are local.
-    pub fn dispatch(&self, device: &Device, starts: &Tensor, rows: usize) -> Dispatch {
+    pub fn dispatch(&self, device: &Device, groups: &RowGroups, rows: usize) -> Dispatch {
         let group = self.group(GroupKind::Expert);
         if group.size() == 1 {
-            return Dispatch { rows, starts: starts.clone(), exchange: None };
+            return Dispatch { rows, groups: groups.clone(), exchange: None };
         }
-        let (ranks, experts) = (group.size(), starts.len() - 1);
+        let (ranks, experts) = (group.size(), groups.count());
         let experts_of: Vec<usize> =
             (0..ranks).map(|rank| cut(experts, ranks, rank).len()).collect();
         let local = experts_of[group.rank()];
 
-        let mut bounds = vec![0u32; experts + 1];
-        device.read(starts.view(), &mut bounds);
-        let outgoing: Vec<i32> = bounds.windows(2).map(|two| (two[1] - two[0]) as i32).collect();
+        let bounds = groups.on_host(device).windows(2);
+        let outgoing: Vec<i32> = bounds.map(|two| (two[1] - two[0]) as i32).collect();
         let mut incoming = vec![0i32; ranks * local];
         let per_rank = vec![local; ranks];
         self.collective(CommAxis::Expert, || {
@@ -76,9 +74,10 @@ impl Groups {
             Some(*end as u32)
         });
         let bounds: Vec<u32> = std::iter::once(0).chain(ends).collect();
-        let mut starts = device.empty_host(1, local + 1, Dtype::U32, Tag::Activations);
+        let mut starts = device.empty(1, local + 1, Dtype::U32, Tag::Activations);
         device.write(starts.view_mut(), &bounds);
-        Dispatch { rows: exchange.received.iter().sum(), starts, exchange: Some(exchange) }
+        let (rows, groups) = (exchange.received.iter().sum(), RowGroups::new(starts));
+        Dispatch { rows, groups, exchange: Some(exchange) }
     }
 
     /// Sends the rows of all experts to the ranks of these experts; returns the rows of the local experts.
@@ -225,6 +224,7 @@ mod tests {
                     values
                 };
 
+                let starts = RowGroups::new(starts);
                 let dispatch = groups.dispatch(&device, &starts, bounds[experts] as usize);
                 let there = groups.to_experts(&device, &dispatch, tensor(&mine));
                 let (mut expected, mut expected_starts) = (vec![], vec![0]);
@@ -235,9 +235,7 @@ mod tests {
                     expected_starts.push(expected.len() as u32 / 3);
                 }
                 assert_eq!(host(&there), expected, "{ranks} ranks, {experts} experts, {dtype}");
-                let mut starts = vec![0u32; expected_starts.len()];
-                device.read(dispatch.starts.view(), &mut starts);
-                assert_eq!(starts, expected_starts);
+                assert_eq!(dispatch.groups.on_host(&device), expected_starts);
                 assert_eq!(dispatch.rows, expected.len() / 3);
 
                 let back = groups.from_experts(&device, &dispatch, there);
@@ -258,7 +256,7 @@ mod tests {
             let (stay, go, cols) = (3, 5, 16);
             let first = if world.rank() == 0 { stay } else { go };
             device.write(starts.view_mut(), &[0, first as u32, (stay + go) as u32]);
-            let dispatch = groups.dispatch(&device, &starts, stay + go);
+            let dispatch = groups.dispatch(&device, &RowGroups::new(starts), stay + go);
             let RowExchange { sent, received, .. } = dispatch.exchange.unwrap();
 
             // The algorithm between hosts sends messages, which are counted.
@@ -285,7 +283,7 @@ mod tests {
             let device = Device::cpu(1);
             let mut starts = device.empty(1, 3, Dtype::U32, Tag::Buffers);
             device.write(starts.view_mut(), &[0u32, 2, 5]);
-            let dispatch = groups.dispatch(&device, &starts, 5);
+            let dispatch = groups.dispatch(&device, &RowGroups::new(starts), 5);
             let rows = device.zeros(5, 4, Dtype::F32, Tag::Buffers);
             let there = groups.to_experts(&device, &dispatch, rows);
             let back = groups.from_experts(&device, &dispatch, there);

@@ -42,6 +42,9 @@ pub struct Device {
     pub tf32: bool,
     /// The attention of a GPU gives the same bits in every run.
     pub deterministic: bool,
+    /// Hopper GPUs may multiply all experts of a layer in one launch. Plans written before the key existed do not.
+    #[serde(default)]
+    pub grouped_experts: bool,
     /// Most bytes of the device's memory that tensors may take; all if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
@@ -49,7 +52,13 @@ pub struct Device {
 
 impl Default for Device {
     fn default() -> Device {
-        Device { kind: DeviceType::Cpu, tf32: false, deterministic: true, memory_limit: None }
+        Device {
+            kind: DeviceType::Cpu,
+            tf32: false,
+            deterministic: true,
+            grouped_experts: false,
+            memory_limit: None,
+        }
     }
 }
 

@@ -74,6 +74,7 @@ mod tests {
             &elementwise::ELEMENTWISE,
             &embedding::EMBEDDING,
             &fp8::FP8,
+            &grouped::GROUPED,
             &loss::LOSS,
             &mlp::MLP,
             &norm::NORM,

@@ -10,6 +10,7 @@ pub(crate) mod dnn;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod fp8;
+pub(crate) mod grouped;
 mod launch;
 pub(crate) mod loss;
 pub(crate) mod matmul;
@@ -58,6 +59,7 @@ pub(crate) struct Cuda {
     energy: OnceLock<Option<nvml::EnergyCounter>>,
     /// Whether f32 products may round their inputs to TF32.
     tf32: AtomicBool,
+    pub grouped: grouped::Grouped,
     /// Memory of the kernels that compute fp8 scales.
     amax_state: OnceLock<DeviceBuffer>,
     context: Arc<Context>,
@@ -100,6 +102,7 @@ impl Cuda {
             dnn,
             energy: OnceLock::new(),
             tf32: AtomicBool::new(false),
+            grouped: grouped::Grouped::default(),
             queue,
             amax_state: OnceLock::new(),
             kernels,

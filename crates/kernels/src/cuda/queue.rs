@@ -13,6 +13,7 @@ use lockstep_cuda::{Arg, Context, Function, Graph, Grid, Result, Stream};
 
 use super::blaslt::{BlasLt, Operands, Prepared, Problem};
 use super::dnn::{Dnn, Plan, Target};
+use super::grouped::Work;
 
 /// Operations of a list. The GPU begins a list when it is complete, so a list takes the host some ten microseconds.
 const LIST: usize = 32;
@@ -42,6 +43,12 @@ pub(crate) enum Operation {
         bytes: usize,
     },
     Matmul(Product),
+    /// A kernel with one large parameter.
+    Grouped {
+        function: Function,
+        grid: Grid,
+        work: Box<Work>,
+    },
     /// The arguments are the ids and addresses of tensors, in turn.
     Attention {
         plan: SharedPlan,
@@ -267,6 +274,10 @@ impl List {
                     (context.api().cuMemcpyDtoDAsync_v2)(*to, *from, *bytes, stream.handle())
                 };
                 context.driver.check(status, "copy device memory")
+            }
+            Operation::Grouped { function, grid, work } => {
+                // SAFETY: `Work` has the layout of the kernel's parameter.
+                unsafe { function.launch_with(stream, *grid, &**work) }
             }
             Operation::Matmul(Product { problem, prepared, operands }) => {
                 blaslt.run(stream, problem, prepared, *operands)

@@ -9,6 +9,7 @@ mod cross_entropy;
 mod elementwise;
 mod embedding;
 mod fp8;
+mod grouped;
 mod matmul;
 mod mlp;
 mod norm;

@@ -10,7 +10,7 @@ const SIZES: [[usize; 3]; 6] =
     [[0, 8, 8], [1, 1, 1], [7, 17, 5], [33, 64, 24], [65, 130, 72], [128, 256, 512]];
 
 /// `a · b` of (m, k) and (k, n), each transposed if its flag is set.
-fn product(a: (&[f64], bool), b: (&[f64], bool), [m, k, n]: [usize; 3]) -> Vec<f64> {
+pub fn product(a: (&[f64], bool), b: (&[f64], bool), [m, k, n]: [usize; 3]) -> Vec<f64> {
     let at = |(x, transposed): (&[f64], bool), [row, col]: [usize; 2], [rows, cols]: [usize; 2]| {
         if transposed { x[col * rows + row] } else { x[row * cols + col] }
     };

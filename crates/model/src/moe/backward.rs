@@ -26,6 +26,7 @@ impl Experts {
         let ExpertsBackward { normed, dy } = of;
         let SavedExperts { routing, input, gate_up, shared } = saved;
         let dispatch = &routing.dispatch;
+        let expert_rows = &dispatch.groups;
         let rows = |cols| cx.scratch(dispatch.rows, cols);
         let Inner { input, gate_up, mut hidden } = match gate_up {
             Some(gate_up) => {
@@ -40,17 +41,12 @@ impl Experts {
         // its gradient before the weight is applied, so no output needs to be saved.
         let drows = self.rows_at_experts(cx, &routing, dy);
         let mut dhidden = rows(self.width);
-        self.for_each_expert(device, dispatch, |expert, part| {
-            let (dy, dx) = (drows.view().rows_of(part.clone()), dhidden.view_mut().rows_of(part));
-            expert.down.input_gradient(cx, dy, dx);
-        });
+        self.down.input_gradient(cx, expert_rows, &drows, &mut dhidden);
         let dweights = self.slot_weights_gradient(cx, &routing, &dhidden, &hidden);
         let factors = self.slot_weights_at_experts(cx, &routing);
         device.scale_rows(hidden.view_mut(), factors.view());
         device.scale_rows(dhidden.view_mut(), factors.view());
-        self.for_each_expert(device, dispatch, |expert, part| {
-            expert.down.weight_gradient_rows(part, &drows, &hidden, grads);
-        });
+        self.down.weight_gradient(expert_rows, &drows, &hidden, grads);
         drop((drows, hidden, factors));
 
         // Through each expert's gate and up, back to the tokens.
@@ -58,15 +54,10 @@ impl Experts {
         device.swiglu_backward(gate_up.view(), dhidden.view(), dgate_up.view_mut());
         drop((gate_up, dhidden));
         let input = input.unwrap_or_else(|| self.rows_at_experts(cx, &routing, normed));
-        self.for_each_expert(device, dispatch, |expert, part| {
-            expert.gate_up.weight_gradient_rows(part, &dgate_up, &input, grads);
-        });
+        self.gate_up.weight_gradient(expert_rows, &dgate_up, &input, grads);
         drop(input);
         let mut dinput = rows(normed.cols());
-        self.for_each_expert(device, dispatch, |expert, part| {
-            let (dy, dx) = (dgate_up.view().rows_of(part.clone()), dinput.view_mut().rows_of(part));
-            expert.gate_up.input_gradient(cx, dy, dx);
-        });
+        self.gate_up.input_gradient(cx, expert_rows, &dgate_up, &mut dinput);
         drop(dgate_up);
         let dinput = groups.from_experts(device, dispatch, dinput);
 

@@ -19,15 +19,13 @@ mod route;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
-
-use lockstep_kernels::{Combine, Device, Matmul, Tag, Tensor, View};
+use lockstep_kernels::{Combine, Matmul, Tag, Tensor, View};
 use lockstep_parallel::Dispatch;
 use lockstep_plan::model::{BlockParams, Moe, Shape};
 
 use crate::Ctx;
 use crate::dense::{Dense, SavedHidden};
-use crate::linear::Linear;
+use crate::linear::{Linear, LinearStack};
 
 pub use auxiliary::Auxiliary;
 pub(crate) use backward::ExpertsBackward;
@@ -36,16 +34,12 @@ use route::{Gate, Routed};
 
 pub(crate) struct Experts {
     gate: Gate,
-    /// The experts on this rank.
-    experts: Vec<Expert>,
+    /// The layers of the experts on this rank.
+    gate_up: LinearStack,
+    down: LinearStack,
     shared: Option<Dense>,
     /// Hidden size of an expert.
     width: usize,
-}
-
-struct Expert {
-    gate_up: Linear,
-    down: Linear,
 }
 
 /// Activations saved for the backward pass.
@@ -79,16 +73,18 @@ impl Experts {
     /// The experts whose parameters are on this rank.
     pub fn new(shape: &Shape, moe: Moe, params: &BlockParams) -> Experts {
         let is_here = |number: &usize| params.params.iter().any(|p| p.expert == Some(*number));
-        let expert = |number: usize| {
-            let name = |part: &str| format!("experts.{number}.{part}");
-            Expert {
-                gate_up: Linear::fused(params, &[&name("gate"), &name("up")]),
-                down: Linear::new(params, &name("down")),
-            }
+        let name = |number: usize, part: &str| format!("experts.{number}.{part}");
+        let gate_up =
+            |n: usize| Linear::fused(params, &[name(n, "gate").as_str(), name(n, "up").as_str()]);
+        let down = |n: usize| Linear::new(params, &name(n, "down"));
+        let here: Vec<usize> = (0..moe.experts).filter(is_here).collect();
+        let stack = |linear: &dyn Fn(usize) -> Linear| {
+            LinearStack::new(&here.iter().copied().map(linear).collect::<Vec<_>>())
         };
         Experts {
             gate: Gate::new(shape, moe, params),
-            experts: (0..moe.experts).filter(is_here).map(expert).collect(),
+            gate_up: stack(&gate_up),
+            down: stack(&down),
             shared: (moe.shared > 0).then(|| Dense::swiglu(params, "shared")),
             width: shape.ffn,
         }
@@ -102,7 +98,7 @@ impl Experts {
         save: bool,
     ) -> (ExpertsHidden, SavedExperts) {
         let routed = self.gate.forward(cx, normed);
-        let dispatch = cx.groups.dispatch(cx.device, &routed.starts, routed.places);
+        let dispatch = cx.groups.dispatch(cx.device, &routed.groups, routed.places);
         let routing = Routing { routed, dispatch };
         let Inner { input, gate_up, hidden } = self.inner(cx, normed, &routing, save);
         let gathered = || cx.groups.gathered_sequence(cx.device, normed.clone());
@@ -133,10 +129,7 @@ impl Experts {
         let (device, groups) = (cx.device, cx.groups);
         let Routing { routed, dispatch } = &saved.routing;
         let mut rows = cx.scratch(dispatch.rows, x.cols());
-        self.for_each_expert(device, dispatch, |expert, part| {
-            let out = rows.view_mut().rows_of(part.clone());
-            device.matmul(expert.down.forward(cx, hidden.routed.view().rows_of(part), out));
-        });
+        self.down.forward(cx, &dispatch.groups, &hidden.routed, &mut rows);
         let rows = groups.from_experts(device, dispatch, rows);
 
         // Each rank of the tensor axis has a part of the sum; one of them adds the residual.
@@ -168,10 +161,7 @@ impl Experts {
         let tag = if save { Tag::Activations } else { Tag::Buffers };
         let input = self.rows_at_experts(cx, routing, normed);
         let mut gate_up = device.empty(dispatch.rows, 2 * self.width, cx.dtype, tag);
-        self.for_each_expert(device, dispatch, |expert, part| {
-            let out = gate_up.view_mut().rows_of(part.clone());
-            device.matmul(expert.gate_up.forward(cx, input.view().rows_of(part), out));
-        });
+        self.gate_up.forward(cx, &dispatch.groups, &input, &mut gate_up);
         let mut hidden = cx.scratch(dispatch.rows, self.width);
         device.swiglu(gate_up.view(), hidden.view_mut());
         // Rows of this rank can be gathered again and are not saved.
@@ -194,23 +184,4 @@ impl Experts {
     fn slots<'a>(&self, routed: &'a Routed, weights: Option<View<'a>>) -> Combine<'a> {
         Combine { place: routed.place.view(), weights, top_k: self.gate.router.top_k }
     }
-
-    /// Calls `work` with each expert on this rank and its rows, also with an expert that has none: its gradient is
-    /// zero and must be written.
-    fn for_each_expert(
-        &self,
-        device: &Device,
-        dispatch: &Dispatch,
-        mut work: impl FnMut(&Expert, Range<usize>),
-    ) {
-        let mut starts = [0u32; MAX_EXPERTS + 1];
-        let starts = &mut starts[..self.experts.len() + 1];
-        device.read(dispatch.starts.view(), starts);
-        for (expert, bounds) in self.experts.iter().zip(starts.windows(2)) {
-            work(expert, bounds[0] as usize..bounds[1] as usize);
-        }
-    }
 }
-
-/// More experts than any published model has in a layer.
-const MAX_EXPERTS: usize = 1024;

@@ -7,7 +7,7 @@
 //! The gradient is saved for the backward pass.
 
 use lockstep_kernels::{
-    Capacity, Dtype, Router, RouterOutput, RouterSaved, Scalar, Tag, Tensor, View,
+    Capacity, Dtype, Router, RouterOutput, RouterSaved, RowGroups, Scalar, Tag, Tensor, View,
 };
 use lockstep_plan::GroupKind;
 use lockstep_plan::model::{Balance, BlockParams, Moe, Shape};
@@ -34,7 +34,8 @@ pub(super) struct Routed {
     pub weights: Tensor, // (tokens, top_k), f32
     order: Tensor,       // (1, tokens * top_k), u32, of which `places` are used
     pub place: Tensor,   // (tokens, top_k), u32
-    pub starts: Tensor,  // (1, experts + 1), u32, in host memory
+    /// The places of each expert.
+    pub groups: RowGroups,
     pub places: usize,
     /// Gradient of the balance loss by the probabilities of each scope, (scopes, experts), f32; none if its weight is
     /// zero.
@@ -60,36 +61,33 @@ impl Gate {
         device.matmul(self.linear.forward(cx, normed.view(), logits.view_mut()));
 
         let saved_u32 = |rows, cols| device.empty(rows, cols, Dtype::U32, Tag::Activations);
-        let mut routed = Routed {
-            probs: cx.saved_f32(tokens, experts),
-            log_sum: cx.saved_f32(tokens, 1),
-            chosen: saved_u32(tokens, top_k),
-            weights: cx.saved_f32(tokens, top_k),
-            order: saved_u32(1, tokens * top_k),
-            place: saved_u32(tokens, top_k),
-            starts: saved_u32(1, experts + 1),
-            places: 0,
-            balance: None,
-        };
+        let (mut probs, mut log_sum) = (cx.saved_f32(tokens, experts), cx.saved_f32(tokens, 1));
+        let (mut chosen, mut weights) = (saved_u32(tokens, top_k), cx.saved_f32(tokens, top_k));
+        let mut order = saved_u32(1, tokens * top_k);
+        let (mut place, mut starts) = (saved_u32(tokens, top_k), saved_u32(1, experts + 1));
         let output = RouterOutput {
-            probs: routed.probs.view_mut(),
-            log_sum: routed.log_sum.view_mut(),
-            chosen: routed.chosen.view_mut(),
-            weights: routed.weights.view_mut(),
+            probs: probs.view_mut(),
+            log_sum: log_sum.view_mut(),
+            chosen: chosen.view_mut(),
+            weights: weights.view_mut(),
         };
         device.route(&self.router, logits.view(), output);
+        let capacity = self.capacity(cx);
         device.group_slots(
-            routed.chosen.view(),
-            self.capacity(cx),
-            routed.order.view_mut(),
-            routed.starts.view_mut(),
-            routed.place.view_mut(),
+            chosen.view(),
+            capacity,
+            order.view_mut(),
+            starts.view_mut(),
+            place.view_mut(),
         );
-        // The only wait of the layer: the number of rows of each expert decides the shapes that follow.
-        routed.starts = device.to_host(routed.starts);
-        let mut places = [0u32];
-        device.read(routed.starts.view().part(experts..experts + 1), &mut places);
-        routed.places = places[0] as usize;
+        let groups = RowGroups::new(starts);
+        // Without a capacity all slots have a place, and the host waits only if it needs to know the rows of each expert.
+        let places = match capacity {
+            None => tokens * top_k,
+            Some(_) => groups.on_host(device)[experts] as usize,
+        };
+        let mut routed =
+            Routed { probs, log_sum, chosen, weights, order, place, groups, places, balance: None };
         self.add_losses(cx, &mut routed);
         routed
     }

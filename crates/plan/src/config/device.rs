@@ -13,6 +13,8 @@ pub struct Device {
     /// Use the attention of a GPU that gives the same bits in every run. By default for sequences of up to
     /// [`DETERMINISTIC_UP_TO`](crate::DETERMINISTIC_UP_TO) tokens.
     pub deterministic: Option<bool>,
+    /// Let a Hopper GPU multiply all experts of a layer in one launch, where that is faster.
+    pub grouped_experts: Option<bool>,
     /// Most GiB of the device's memory that tensors may take.
     pub memory_gib: Option<f64>,
 }
@@ -40,6 +42,7 @@ impl Device {
         Device {
             kind: reader.word("device.kind", &DeviceKind::NAMES),
             tf32: reader.flag("device.tf32"),
+            grouped_experts: reader.flag("device.grouped_experts"),
             deterministic: reader.flag("device.deterministic"),
             memory_gib: reader.number("device.memory_gib"),
         }

@@ -95,6 +95,8 @@ struct LayerActivations {
     shared: usize,
     /// Part of `inner` and of `shared` that deferred weight gradients keep: hidden values after the activation.
     kept: [usize; 2],
+    /// Part of `routed` that deferred weight gradients keep: the first row of each expert.
+    groups: usize,
     /// Saved for deferred weight gradients, in addition to `out`.
     later: Deferred,
 }
@@ -146,6 +148,7 @@ impl LayerActivations {
             inner: of_tokens(before(shape) + after),
             shared: 0,
             kept: [of_tokens(after), 0],
+            groups: 0,
             later: Deferred {
                 down: of_tokens(shape.dim + shape.ffn),
                 up: of_tokens(before(shape) + shape.dim),
@@ -176,7 +179,7 @@ impl LayerActivations {
     /// Everything that deferred weight gradients hold.
     fn deferred(&self) -> usize {
         let Deferred { down, up, router, shared, out, qkv } = self.later;
-        down + up + router + shared[0] + shared[1] + out + qkv
+        down + up + router + shared[0] + shared[1] + out + qkv + self.groups
     }
 
     /// The backward pass of a layer; `inner` says whether the input of its activation function was saved.
@@ -205,7 +208,7 @@ impl LayerActivations {
         usage.give(of_inner(self.shared - kept_shared));
         usage.take(self.later.shared[1]);
         // The norm's statistics, and the residual stream between the halves.
-        usage.give(self.routed + self.stats + self.stream);
+        usage.give(self.routed - self.groups + self.stats + self.stream);
         usage.take(self.later.out);
         usage.give(self.attention);
         usage.give(gathered);
@@ -254,6 +257,7 @@ impl Mixture<'_> {
             inner: of_rows(2 * ffn) + input,
             shared: of_tokens(2 * shared + after),
             kept: [0, of_tokens(after)],
+            groups: 4 * (moe.experts / self.ranks + 1),
             later: Deferred {
                 down: of_rows(dim + ffn),
                 up: of_rows(2 * ffn + dim),

@@ -1,6 +1,7 @@
 //! `lockstep bench gemm`: measures the matrix multiplications of a linear layer.
 
 mod cuda;
+mod experts;
 
 use anyhow::{Context, bail};
 use half::bf16;
@@ -31,6 +32,10 @@ pub struct Args {
     /// On a GPU, round f32 inputs to TF32
     #[arg(long)]
     tf32: bool,
+    /// On a GPU, one weight per expert of a mixture: compare one launch for all experts with one product per expert.
+    /// TOKENS are those of all experts
+    #[arg(long)]
+    experts: Option<usize>,
     /// Number of threads
     #[arg(long, default_value_t = 1)]
     threads: usize,
@@ -94,8 +99,12 @@ struct Record {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    if args.device == On::Cuda {
-        return cuda::run(&args);
+    match (args.device, args.experts) {
+        (_, Some(0)) => bail!("--experts must be at least 1 (got 0)"),
+        (On::Cuda, Some(experts)) => return experts::run(&args, experts),
+        (On::Cuda, None) => return cuda::run(&args),
+        (On::Cpu, Some(_)) => bail!("--experts needs --device cuda"),
+        (On::Cpu, None) => {}
     }
     if args.tf32 {
         bail!("--tf32 needs --device cuda");

@@ -149,6 +149,20 @@ impl BlasLt {
         }
     }
 
+    /// What was stored for a problem that is not cuBLASLt's, as its algorithms are.
+    pub fn stored(&self, problem: &str) -> Option<[u64; 8]> {
+        self.all_chosen().get(problem).map(|algorithm| algorithm.0)
+    }
+
+    /// Stores `words` for a problem, unless another process was faster. Returns what is stored.
+    pub fn agree(&self, problem: String, words: [u64; 8]) -> [u64; 8] {
+        self.all_chosen().agree(problem, Algorithm(words)).0
+    }
+
+    fn all_chosen(&self) -> MutexGuard<'_, Chosen> {
+        self.chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<Problem, Option<Prepared>>> {
         self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -165,7 +179,7 @@ impl BlasLt {
             return Some(Prepared { algorithm: first, ..prepared });
         }
         // Held during the trials: other ranks of this process wait for the result instead of trying as well.
-        let mut chosen = self.chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut chosen = self.all_chosen();
         let class = problem.class().text();
         let known = chosen.get(&class);
         if let Some(algorithm) = known {
