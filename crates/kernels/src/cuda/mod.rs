@@ -59,7 +59,7 @@ pub(crate) struct Cuda {
     energy: OnceLock<Option<nvml::EnergyCounter>>,
     /// Whether f32 products may round their inputs to TF32.
     tf32: AtomicBool,
-    pub grouped: grouped::Grouped,
+    pub grouped: grouped::Trials,
     /// Memory of the kernels that compute fp8 scales.
     amax_state: OnceLock<DeviceBuffer>,
     context: Arc<Context>,
@@ -102,7 +102,7 @@ impl Cuda {
             dnn,
             energy: OnceLock::new(),
             tf32: AtomicBool::new(false),
-            grouped: grouped::Grouped::default(),
+            grouped: grouped::Trials::default(),
             queue,
             amax_state: OnceLock::new(),
             kernels,

@@ -1,44 +1,35 @@
 //! Device memory for the duration of one operation. It grows to what the largest operation needs and is used by one
-//! operation after the other, in the order of the stream.
+//! operation after the other, in the order of the stream. It grows at its end and keeps its address: to free memory would
+//! wait for the GPU, whose kernels may wait for another rank.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use lockstep_cuda::{Context, DeviceBuffer};
+use lockstep_cuda::Context;
 
-use super::Cuda;
+use super::{Arena, Cuda};
 use crate::memory::Extent;
 use crate::{Dtype, Location, ViewMut};
 
-/// It grows by multiples of this, so that small operations do not let it grow many times.
-const STEP: usize = 32 << 20;
-
-pub(crate) struct Scratch {
-    context: Arc<Context>,
-    buffer: Mutex<Option<DeviceBuffer>>,
-}
+pub(crate) struct Scratch(Mutex<Arena>);
 
 impl Scratch {
     pub fn new(context: Arc<Context>) -> Scratch {
-        Scratch { context, buffer: Mutex::new(None) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<DeviceBuffer>> {
-        self.buffer.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        Scratch(Mutex::new(Arena::new(context)))
     }
 }
 
 /// Scratch memory of one operation. Operations of other threads wait until it is dropped.
-pub(crate) struct ScratchGuard<'a>(MutexGuard<'a, Option<DeviceBuffer>>);
+pub(crate) struct ScratchGuard<'a>(MutexGuard<'a, Arena>);
 
 impl ScratchGuard<'_> {
     /// Aligned to 256 bytes.
     pub fn address(&self) -> u64 {
-        self.0.as_ref().map_or(0, |buffer| buffer.address)
+        self.0.start()
     }
 
     /// An f32 matrix that begins `offset` bytes into the memory. The contents are unspecified.
     pub fn as_f32(&self, offset: usize, rows: usize, cols: usize) -> ViewMut<'_> {
-        let has = self.0.as_ref().map_or(0, |buffer| buffer.bytes);
+        let has = self.0.len();
         assert!(offset + 4 * rows * cols <= has, "{has} bytes of scratch memory are too few");
         let extent = Extent { rows, cols, dtype: Dtype::F32, location: Location::Device };
         // SAFETY: inside the allocation, which lives as long as the guard. Views of one guard do not overlap.
@@ -52,16 +43,15 @@ impl Cuda {
     /// # Panics
     /// If the GPU has no memory left.
     pub(crate) fn scratch(&self, bytes: usize) -> ScratchGuard<'_> {
-        let mut buffer = self.scratch.lock();
-        let has = buffer.as_ref().map_or(0, |buffer| buffer.bytes);
-        if has < bytes.max(1) {
-            // Frees the old one first. The driver waits for the operations on the stream that use it.
-            self.stream();
-            *buffer = None;
-            let bytes = bytes.next_multiple_of(STEP);
-            let new = self.scratch.context.allocate(bytes, "scratch memory of operations");
-            *buffer = Some(new.unwrap_or_else(|error| panic!("{error}")));
+        let mut memory = self.scratch.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let missing = bytes.saturating_sub(memory.len());
+        if missing > 0 && memory.grow(missing).is_none() {
+            panic!(
+                "no memory for {} MiB of scratch memory of operations: {}",
+                bytes.div_ceil(1 << 20),
+                memory.describe()
+            );
         }
-        ScratchGuard(buffer)
+        ScratchGuard(memory)
     }
 }

@@ -1,6 +1,7 @@
 //! Builds the plans of attention without a GPU, for devices that are only described. `scripts/check-cuda.sh` installs
 //! cuDNN and a `libcuda.so.1` without devices for it.
 
+use std::sync::Mutex;
 use std::time::Instant;
 
 use super::cudnn::{Group, Installed, backward_problem, build, forward_problem, is_causal};
@@ -63,44 +64,60 @@ const DEVICES: [Described; 3] = [
     },
 ];
 
+/// The kinds of plans that are built for a device.
+#[derive(Clone, Copy, Debug)]
+enum Pass {
+    Forward,
+    Backward,
+    DeterministicBackward,
+}
+
 #[test]
 #[ignore = "needs cuDNN, and takes about a second per plan; scripts/check-cuda.sh runs it"]
 fn plans_can_be_built_for_described_devices() {
-    for device in DEVICES {
-        let cudnn = Offline::load(device.json).unwrap_or_else(|error| panic!("{error}"));
-        let installed = Installed { capability: device.capability, version: cudnn.version };
-        let problems = |problem: &dyn Fn(Case) -> Option<Problem>| -> Vec<Problem> {
-            device.shapes.iter().filter_map(|sizes| problem(Case::new(*sizes))).collect()
-        };
-        let backward = |deterministic| {
-            problems(&|Case { shape, strides, gradient_strides }| {
-                let (_, problem) =
-                    backward_problem(&shape, strides, gradient_strides, deterministic, installed)?;
-                Some(problem)
-            })
-        };
-        let passes = [
-            ("forward", true, problems(&|case| forward_problem(&case.shape, case.strides))),
-            ("backward", true, backward(false)),
-            ("deterministic backward", device.deterministic, backward(true)),
-        ];
-        for (pass, expected, problems) in passes {
-            let count = if expected { device.shapes.len() } else { 0 };
-            assert_eq!(problems.len(), count, "{pass} passes that use cuDNN on {}", device.name);
-            let start = Instant::now();
-            for problem in &problems {
-                if let Err(error) = build(problem, cudnn.graph(), cudnn.target()) {
-                    panic!("no plan for {}: {error}: {problem:?}", device.name);
-                }
-            }
-            println!(
-                "cuDNN {} on {}: {count} plans of {pass} passes in {:.1} s",
-                cudnn.version,
-                device.name,
-                start.elapsed().as_secs_f64()
-            );
+    let passes = [Pass::Forward, Pass::Backward, Pass::DeterministicBackward];
+    let work = Mutex::new(DEVICES.iter().flat_map(|device| passes.map(|pass| (device, pass))));
+    let next = || work.lock().expect("no thread panics with the lock").next();
+    let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                std::iter::from_fn(next).for_each(|(device, pass)| build_all(device, pass))
+            });
+        }
+    });
+}
+
+/// Builds the plans of one kind for a device.
+fn build_all(device: &Described, pass: Pass) {
+    let cudnn = Offline::load(device.json).unwrap_or_else(|error| panic!("{error}"));
+    let installed = Installed { capability: device.capability, version: cudnn.version };
+    let backward = |Case { shape, strides, gradient_strides }, deterministic| {
+        let problem = backward_problem(&shape, strides, gradient_strides, deterministic, installed);
+        problem.map(|(_, problem)| problem)
+    };
+    let problem = |case: Case| match pass {
+        Pass::Forward => forward_problem(&case.shape, case.strides),
+        Pass::Backward => backward(case, false),
+        Pass::DeterministicBackward => backward(case, true),
+    };
+    let problems: Vec<Problem> =
+        device.shapes.iter().filter_map(|sizes| problem(Case::new(*sizes))).collect();
+    let expected = !matches!(pass, Pass::DeterministicBackward) || device.deterministic;
+    let count = if expected { device.shapes.len() } else { 0 };
+    assert_eq!(problems.len(), count, "{pass:?} plans that use cuDNN on {}", device.name);
+    let start = Instant::now();
+    for problem in &problems {
+        if let Err(error) = build(problem, cudnn.graph(), cudnn.target()) {
+            panic!("no plan for {}: {error}: {problem:?}", device.name);
         }
     }
+    println!(
+        "cuDNN {} on {}: {count} plans, {pass:?}, in {:.1} s",
+        cudnn.version,
+        device.name,
+        start.elapsed().as_secs_f64()
+    );
 }
 
 /// An attention with the strides that it has in training.
