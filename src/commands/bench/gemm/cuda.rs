@@ -27,9 +27,6 @@ struct Record {
 }
 
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    if args.tf32 && args.dtype != Dtype::F32 {
-        bail!("--tf32 needs --dtype f32");
-    }
     let gpu = Device::cuda(0)?;
     gpu.set_tf32(args.tf32);
     let name = gpu.cuda_report().context("GPU 0 is not a CUDA device")?.gpu;

@@ -16,8 +16,9 @@ struct Record {
     tokens: usize,
     outputs: usize,
     inputs: usize,
-    /// Mean time in microseconds, measured by events of the GPU: of one product per expert, and of one launch.
+    /// Mean time of one product per expert in microseconds, measured by events of the GPU.
     each_us: f64,
+    /// Mean time of one launch for all experts.
     grouped_us: f64,
     tflops: f64,
     /// The largest difference between both, as a part of the largest number.
@@ -104,7 +105,7 @@ struct Case<'a> {
     stack: Stack,
     rows: [Tensor; 2],
     weights: Tensor,
-    /// Of one product per expert, and of one launch.
+    /// The first for one product per expert, the second for one launch.
     outputs: [Tensor; 2],
 }
 

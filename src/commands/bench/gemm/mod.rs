@@ -11,6 +11,12 @@ use lockstep_kernels::{Dtype, Float};
 use std::process::ExitCode;
 use std::time::Instant;
 
+/// More than any published model has in a layer.
+const MOST_EXPERTS: i64 = 1024;
+
+/// Largest size in a shape: products of sizes stay far from overflow.
+const LARGEST: usize = 1 << 20;
+
 /// Measure and check the matrix multiplications of a linear layer
 ///
 /// A shape MxNxK is a layer with M tokens, N outputs and K inputs. It has three multiplications: nt computes the output,
@@ -34,8 +40,8 @@ pub struct Args {
     tf32: bool,
     /// On a GPU, one weight per expert of a mixture: compare one launch for all experts with one product per expert.
     /// TOKENS are those of all experts
-    #[arg(long)]
-    experts: Option<usize>,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_EXPERTS))]
+    experts: Option<u32>,
     /// Number of threads
     #[arg(long, default_value_t = 1)]
     threads: usize,
@@ -99,9 +105,11 @@ struct Record {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if args.tf32 && args.dtype != Dtype::F32 {
+        bail!("--tf32 needs --dtype f32");
+    }
     match (args.device, args.experts) {
-        (_, Some(0)) => bail!("--experts must be at least 1 (got 0)"),
-        (On::Cuda, Some(experts)) => return experts::run(&args, experts),
+        (On::Cuda, Some(experts)) => return experts::run(&args, experts as usize),
         (On::Cuda, None) => return cuda::run(&args),
         (On::Cpu, Some(_)) => bail!("--experts needs --device cuda"),
         (On::Cpu, None) => {}
@@ -331,7 +339,12 @@ fn dtype(name: &str) -> Result<Dtype, String> {
 fn shape(text: &str) -> Result<Shape, String> {
     let sizes: Result<Vec<usize>, _> = text.split('x').map(str::parse).collect();
     match sizes.as_deref() {
-        Ok(&[tokens, outputs, inputs]) => Ok(Shape { tokens, outputs, inputs }),
+        Ok(sizes @ &[tokens, outputs, inputs]) => {
+            if !sizes.iter().all(|size| (1..=LARGEST).contains(size)) {
+                return Err(format!("{text} is not a shape: sizes are from 1 to {LARGEST}"));
+            }
+            Ok(Shape { tokens, outputs, inputs })
+        }
         _ => Err(format!("{text} is not a shape; use TOKENSxOUTPUTSxINPUTS, e.g. 512x768x3072")),
     }
 }
