@@ -149,12 +149,12 @@ impl BlasLt {
         }
     }
 
-    /// What was stored for a problem that is not cuBLASLt's, as its algorithms are.
+    /// Reads a choice between cuBLASLt and a kernel of our own: the file of algorithms has those as well.
     pub fn stored(&self, problem: &str) -> Option<[u64; 8]> {
         self.all_chosen().get(problem).map(|algorithm| algorithm.0)
     }
 
-    /// Stores `words` for a problem, unless another process was faster. Returns what is stored.
+    /// Stores such a choice, unless another process was faster. Returns what is stored.
     pub fn agree(&self, problem: String, words: [u64; 8]) -> [u64; 8] {
         self.all_chosen().agree(problem, Algorithm(words)).0
     }

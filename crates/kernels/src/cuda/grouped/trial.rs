@@ -132,14 +132,15 @@ fn is_better(
         _ => "grouped_compare_bf16",
     };
     let args =
-        [grouped.address, single.address].map(Arg::from).into_iter().chain([Arg::from(len as i64)]);
+        [single.address, grouped.address].map(Arg::from).into_iter().chain([Arg::from(len as i64)]);
     let args: Vec<Arg> = args.chain([Arg::from(found.address)]).collect();
     cuda.launch_now(&GROUPED, kernel, Grid::new(4 * cuda.multiprocessors(), 256), &args);
     let mut bits = [0; 8];
     cuda.read(found.address, &mut bits);
     let float = |at: usize| f32::from_ne_bytes(std::array::from_fn(|i| bits[at + i]));
     let (difference, largest) = (float(0), float(4));
-    if !largest.is_finite() {
+    // Zeros and numbers that are not finite say nothing about the kernel.
+    if largest == 0.0 || !largest.is_finite() {
         return None;
     }
     if difference > TOLERANCE * largest {
