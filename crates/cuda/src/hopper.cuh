@@ -73,8 +73,8 @@ DEVICE u64 matrix_descriptor(const void* shared, u32 leading_bytes, u32 stride_b
     return (u64)((at & 0x3ffff) >> 4) | (u64)(leading_bytes >> 4) << 16 | (u64)(stride_bytes >> 4) << 32 | 1ull << 62;
 }
 
-// d += a · b of bf16, (64, 16) · (16, 256), for the 128 threads of a warpgroup: a thread has rows 16 (warp % 4) + lane / 4 + 8 (i / 2 % 2)
-// and columns 8 (i / 4) + 2 (lane % 4) + i % 2. It is complete after `wait_products`.
+// d += a · b of bf16, (64, 16) · (16, 256), for the 128 threads of a warpgroup: a thread has rows
+// 16 (warp % 4) + lane / 4 + 8 (i / 2 % 2) and columns 8 (i / 4) + 2 (lane % 4) + i % 2. It is complete after `wait_products`.
 template <bool A_TRANSPOSED, bool B_TRANSPOSED> DEVICE void multiply_add_async(float (&d)[128], u64 a, u64 b) {
     asm volatile("{\n.reg .pred adds;\n"
                  "setp.ne.b32 adds, %132, 0;\n"

@@ -15,39 +15,39 @@ struct Copies {
     int boxes;
 };
 
-// Copies boxes of (2, 32, 64) elements to `out`. A warp loads them into two stages, a warpgroup stores them.
+// Copies boxes of (2, 32, 64) elements to `out`. A warp loads them into two slots, a warpgroup stores them.
 template <Mistake MISTAKE> DEVICE void copy_boxes(const Copies& work) {
-    constexpr int STAGES = 2, ROWS = 64, BYTES = ROWS * 128;
+    constexpr int SLOTS = 2, ROWS = 64, BYTES = ROWS * 128;
     extern __shared__ u8 shared[];
-    u8* stages = aligned_shared(shared);
-    u64* full = (u64*)(stages + STAGES * BYTES);
-    u64* empty = full + STAGES;
+    u8* slots = aligned_shared(shared);
+    u64* full = (u64*)(slots + SLOTS * BYTES);
+    u64* empty = full + SLOTS;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) init_mbarrier(full + i, 1), init_mbarrier(empty + i, 128);
+        for (int i = 0; i < SLOTS; i++) init_mbarrier(full + i, 1), init_mbarrier(empty + i, 128);
         publish_mbarriers();
     }
     __syncthreads();
     if (threadIdx.x >= 128) {
         if (threadIdx.x > 128) return;
         for (int i = 0; i < work.boxes; i++) {
-            const int stage = i % STAGES, *at = work.places + 3 * i;
-            if (MISTAKE != NO_RELEASE) wait_mbarrier(empty + stage, i / STAGES % 2 ^ 1);
-            arrive_and_expect(full + stage, MISTAKE == TOO_FEW_BYTES ? BYTES + 16 : BYTES);
-            load_box(stages + stage * BYTES, &work.map, full + stage, at[0], at[1], at[2]);
+            const int slot = i % SLOTS, *at = work.places + 3 * i;
+            if (MISTAKE != NO_RELEASE) wait_mbarrier(empty + slot, i / SLOTS % 2 ^ 1);
+            arrive_and_expect(full + slot, MISTAKE == TOO_FEW_BYTES ? BYTES + 16 : BYTES);
+            load_box(slots + slot * BYTES, &work.map, full + slot, at[0], at[1], at[2]);
         }
         return;
     }
     for (int i = 0; i < work.boxes; i++) {
-        const int stage = i % STAGES;
-        if (MISTAKE != LATE_WAIT) wait_mbarrier(full + stage, i / STAGES % 2);
-        const u8* box = stages + stage * BYTES;
+        const int slot = i % SLOTS;
+        if (MISTAKE != LATE_WAIT) wait_mbarrier(full + slot, i / SLOTS % 2);
+        const u8* box = slots + slot * BYTES;
         // 16 bytes at a time: the row says where they are.
         for (int j = threadIdx.x; j < ROWS * 8; j += 128) {
             const int row = j / 8;
             *(uint4*)(work.out + i * ROWS * 64 + j * 8) = *(const uint4*)(box + row * 128 + (j % 8 ^ row % 8) * 16);
         }
-        if (MISTAKE == LATE_WAIT) wait_mbarrier(full + stage, i / STAGES % 2);
-        arrive(empty + stage);
+        if (MISTAKE == LATE_WAIT) wait_mbarrier(full + slot, i / SLOTS % 2);
+        arrive(empty + slot);
     }
 }
 

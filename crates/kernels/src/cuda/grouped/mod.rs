@@ -14,12 +14,12 @@ pub(crate) use trial::Trials;
 pub(crate) static GROUPED: Source =
     Source { name: "grouped", code: include_str!("../kernels/grouped.cu") };
 
-/// Sizes of the kernel (`kernels/grouped.cu`): rows and columns of a tile, the part of the inner dimension that a stage of
-/// shared memory has, stages, threads.
+/// Sizes of the kernel (`kernels/grouped.cu`): rows and columns of a tile, the part of the inner dimension that a slot of
+/// shared memory has, slots, threads.
 const TILE_M: usize = 128;
 const TILE_N: usize = 256;
 const TILE_K: usize = 64;
-const STAGES: usize = 4;
+const SLOTS: usize = 4;
 const THREADS: u32 = 384;
 
 /// The parameters of the kernels. The layout is that of `grouped::Work`.
@@ -68,9 +68,9 @@ pub(crate) fn launch(
     used.then(|| describe(cuda, work, work.out.address(), work.stack))
 }
 
-/// Shared memory of a block: the stages at a multiple of 1,024 bytes, their barriers, and the starts of the groups.
+/// Shared memory of a block: the slots at a multiple of 1,024 bytes, their barriers, and the starts of the groups.
 fn shared_bytes(groups: usize) -> usize {
-    1024 + STAGES * (2 * (TILE_M + TILE_N) * TILE_K + 16) + 4 * (groups + 1)
+    1024 + SLOTS * (2 * (TILE_M + TILE_N) * TILE_K + 16) + 4 * (groups + 1)
 }
 
 /// Whether the kernel can compute a product: on Hopper, in bf16, with rows of a multiple of 16 bytes.

@@ -6,13 +6,13 @@
 //     rowsᵀ · rows   (rows, m)ᵀ · (rows, n)    gradient of the matrix, (m, n)
 //
 // A block computes tiles of (128, 256), one after the other. One thread lets the copy engine load 64 of the inner dimension at a
-// time into four stages of shared memory. Two warpgroups multiply, each 64 rows of the tile, and store their sums.
+// time into four slots of shared memory. Two warpgroups multiply, each 64 rows of the tile, and store their sums.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 namespace grouped {
 
-constexpr int M = 128, N = 256, K = 64, STAGES = 4;
+constexpr int M = 128, N = 256, K = 64, SLOTS = 4;
 constexpr int THREADS = 384;
 // 64 rows of 128 bytes: what one box of a transposed operand has.
 constexpr int PIECE = 64 * 128;
@@ -67,13 +67,13 @@ template <Kind KIND> struct Walk {
     }
 };
 
-// A place in the ring of stages.
-struct Stage {
+// Which slot is next. Parity changes with each round.
+struct Ring {
     int slot = 0;
     u32 parity = 0;
 
     DEVICE void advance() {
-        if (++slot == STAGES) slot = 0, parity ^= 1;
+        if (++slot == SLOTS) slot = 0, parity ^= 1;
     }
 };
 
@@ -163,28 +163,28 @@ DEVICE void store(float* out, const float (&sums)[128], const Work& work, const 
 template <Kind KIND, class OUT>
 DEVICE void run(const Work& work) {
     extern __shared__ u8 shared[];
-    u8* a = shared + (1024 - (u64)shared % 1024) % 1024; // (STAGES, M, K)
-    u8* b = a + STAGES * A_BYTES;                        // (STAGES, N, K)
-    u64* full = (u64*)(b + STAGES * B_BYTES);            // (STAGES): a stage is loaded
-    u64* empty = full + STAGES;                          // (STAGES): eight warps have multiplied it
-    u32* starts = (u32*)(empty + STAGES);                // (groups + 1)
+    u8* a = shared + (1024 - (u64)shared % 1024) % 1024; // (SLOTS, M, K)
+    u8* b = a + SLOTS * A_BYTES;                         // (SLOTS, N, K)
+    u64* full = (u64*)(b + SLOTS * B_BYTES);             // (SLOTS): a slot is loaded
+    u64* empty = full + SLOTS;                           // (SLOTS): eight warps have multiplied it
+    u32* starts = (u32*)(empty + SLOTS);                 // (groups + 1)
     for (int i = threadIdx.x; i <= work.groups; i += THREADS) starts[i] = work.starts[i];
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) init_mbarrier(full + i, 1), init_mbarrier(empty + i, 8);
+        for (int i = 0; i < SLOTS; i++) init_mbarrier(full + i, 1), init_mbarrier(empty + i, 8);
         publish_mbarriers();
     }
     __syncthreads();
 
     Walk<KIND> walk(work, starts);
     Tile tile;
-    Stage stage;
+    Ring ring;
     if (threadIdx.x < 128) {
         give_registers<40>();
         if (threadIdx.x > 0) return;
         while (walk.next(tile))
-            for (int step = 0; step < tile.steps; step++, stage.advance()) {
-                const int slot = stage.slot;
-                wait_mbarrier(empty + slot, stage.parity ^ 1);
+            for (int step = 0; step < tile.steps; step++, ring.advance()) {
+                const int slot = ring.slot;
+                wait_mbarrier(empty + slot, ring.parity ^ 1);
                 arrive_and_expect(full + slot, A_BYTES + B_BYTES);
                 load<KIND>(work, tile, step, a + slot * A_BYTES, b + slot * B_BYTES, full + slot);
             }
@@ -198,10 +198,10 @@ DEVICE void run(const Work& work) {
 #pragma unroll
         for (int i = 0; i < 128; i++) sums[i] = 0.0f;
         int last = -1; // the slot of the step before
-        for (int step = 0; step < tile.steps; step++, stage.advance()) {
-            const int slot = stage.slot;
+        for (int step = 0; step < tile.steps; step++, ring.advance()) {
+            const int slot = ring.slot;
             u8* own_a = a + slot * A_BYTES + own * PIECE;
-            wait_mbarrier(full + slot, stage.parity);
+            wait_mbarrier(full + slot, ring.parity);
             if (KIND == WEIGHT) {
                 // Rows after the end of the group belong to the next one: zero in one operand.
                 const int real = tile.rows - step * K;
