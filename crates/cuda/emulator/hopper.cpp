@@ -64,6 +64,7 @@ Box read_box(void* to, const void* from, const int (&at)[3], const std::function
     std::memcpy(&map, from, sizeof map);
     if (map.mark != MARK || map.rank != 3) fail_launch("load_box gets something else than the map of a tensor with three dimensions");
     if (reinterpret_cast<std::uintptr_t>(to) % 128) fail_launch("load_box copies to an address that is not a multiple of 128");
+    if (at[0] * static_cast<std::int64_t>(ELEMENT) % 16) fail_launch("the place of a box in its row is not a multiple of 16 bytes");
     const std::int64_t row = map.box[0], dim = static_cast<std::int64_t>(map.dims[0]);
     // The part of each row that is in the tensor. What is outside is zero.
     const std::int64_t first = std::clamp<std::int64_t>(at[0], 0, dim), end = std::clamp<std::int64_t>(at[0] + row, 0, dim);

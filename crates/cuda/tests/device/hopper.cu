@@ -2,7 +2,7 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-enum Mistake { NONE, LATE_WAIT, NO_RELEASE, TOO_FEW_BYTES };
+enum Mistake { NONE, LATE_WAIT, NO_RELEASE, TOO_FEW_BYTES, BETWEEN_16_BYTES };
 
 DEVICE u8* aligned_shared(u8* shared) { return shared + (1024 - (u64)shared % 1024) % 1024; }
 
@@ -33,7 +33,7 @@ template <Mistake MISTAKE> DEVICE void copy_boxes(const Copies& work) {
             const int slot = i % SLOTS, *at = work.places + 3 * i;
             if (MISTAKE != NO_RELEASE) wait_mbarrier(empty + slot, i / SLOTS % 2 ^ 1);
             arrive_and_expect(full + slot, MISTAKE == TOO_FEW_BYTES ? BYTES + 16 : BYTES);
-            load_box(slots + slot * BYTES, &work.map, full + slot, at[0], at[1], at[2]);
+            load_box(slots + slot * BYTES, &work.map, full + slot, at[0] + (MISTAKE == BETWEEN_16_BYTES ? 4 : 0), at[1], at[2]);
         }
         return;
     }
@@ -54,6 +54,7 @@ template <Mistake MISTAKE> DEVICE void copy_boxes(const Copies& work) {
 KERNEL boxes(const __grid_constant__ Copies work) { copy_boxes<NONE>(work); }
 KERNEL boxes_with_late_wait(const __grid_constant__ Copies work) { copy_boxes<LATE_WAIT>(work); }
 KERNEL boxes_without_release(const __grid_constant__ Copies work) { copy_boxes<NO_RELEASE>(work); }
+KERNEL boxes_between_16_bytes(const __grid_constant__ Copies work) { copy_boxes<BETWEEN_16_BYTES>(work); }
 KERNEL boxes_of_too_few_bytes(const __grid_constant__ Copies work) { copy_boxes<TOO_FEW_BYTES>(work); }
 
 // ---- products ----

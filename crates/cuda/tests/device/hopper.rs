@@ -10,6 +10,9 @@ static HOPPER: Source = Source { name: "hopper", code: include_str!("hopper.cu")
 const KERNEL: &str = "LOCKSTEP_TEST_KERNEL";
 const UNWRITTEN: &str = "reads shared memory that its block never wrote";
 
+/// A GPU reports an illegal instruction.
+const BETWEEN: &str = "is not a multiple of 16 bytes";
+
 /// How a wrong kernel ends: with wrong numbers, or with a message.
 enum End {
     Wrong,
@@ -17,9 +20,10 @@ enum End {
 }
 
 /// Wrong kernels, and how they end without and with LOCKSTEP_EMULATED_CHECK.
-const MISTAKES: [(&str, End, &str); 6] = [
+const MISTAKES: [(&str, End, &str); 7] = [
     ("boxes_with_late_wait", End::Wrong, UNWRITTEN),
     ("boxes_without_release", End::Message("more threads arrive at an mbarrier"), "more threads"),
+    ("boxes_between_16_bytes", End::Message(BETWEEN), BETWEEN),
     ("boxes_of_too_few_bytes", End::Message("129 at an mbarrier"), "wait forever"),
     ("product_with_late_wait", End::Wrong, UNWRITTEN),
     ("product_without_release", End::Wrong, "a copy of a box of block 0 writes shared memory"),
@@ -111,8 +115,8 @@ fn copies_boxes(machine: &Machine, kernel: &'static str) -> bool {
     let (dims, row, size) = ([100, 70, 3], 104, [64, 32, 2]);
     let at = |[x, y, z]: [i32; 3]| ((z * dims[1] + y) * row + x) as usize;
     let tensor: Vec<u16> = (0..at([0, 0, dims[2]])).map(|i| (i % 65_521) as u16 + 1).collect();
-    let inside = [[0, 0, 0], [36, 38, 1], [5, 7, 0]];
-    let outside = [[40, 10, 2], [-8, -5, -1], [96, 60, 2], [200, 0, 0], [-63, 69, 2], [0, 0, -2]];
+    let inside = [[0, 0, 0], [32, 38, 1], [8, 7, 0]];
+    let outside = [[40, 10, 2], [-8, -5, -1], [96, 60, 2], [200, 0, 0], [-56, 69, 2], [0, 0, -2]];
     let places = [inside.as_slice(), outside.as_slice()].concat();
     let expected: Vec<u16> = places
         .iter()
