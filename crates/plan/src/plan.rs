@@ -56,7 +56,7 @@ impl Default for Device {
             kind: DeviceType::Cpu,
             tf32: false,
             deterministic: true,
-            grouped_experts: false,
+            grouped_experts: true,
             memory_limit: None,
         }
     }

@@ -123,7 +123,7 @@ fn device(config: &Config, env: &Environment, seq: usize) -> Device {
     Device {
         kind,
         tf32: config.device.tf32.unwrap_or(false),
-        grouped_experts: config.device.grouped_experts.unwrap_or(false),
+        grouped_experts: config.device.grouped_experts.unwrap_or(true),
         deterministic: config.device.deterministic.unwrap_or(deterministic),
         memory_limit: config.device.memory_gib.map(|gib| (gib.max(0.0) * GIB) as u64),
     }
