@@ -43,7 +43,7 @@ pub fn flops_per_token(shape: &Shape, seq: usize) -> Flops {
 fn max_chunk_bytes(device: DeviceType) -> usize {
     match device {
         DeviceType::Cpu => 32 << 20,
-        DeviceType::Cuda => 1 << 30,
+        DeviceType::Cuda => 2 << 30,
     }
 }
 
