@@ -174,7 +174,7 @@ impl Case {
         // TF32 have 10 bits; a result in bf16 has 8.
         let input = match (tf32, self.a.dtype()) {
             (true, _) => 2e-3,
-            (false, Dtype::Bf16) => (k as f64 / 16.0 * 2f64.powi(-22)).clamp(1e-5, 1e-4),
+            (false, Dtype::Bf16) => (k as f64 / 16.0 * 2f64.powi(-22)).clamp(1e-5, 1e-3),
             (false, _) => 1e-5,
         };
         let rounding = if self.stored == Dtype::Bf16 { 1.0 / 128.0 } else { 1e-5 };
