@@ -30,8 +30,8 @@ class Config:
     def hidden(self):
         return self.ffn or 4 * self.dim
 
-    def run_file(self):
-        """The run file for Lockstep."""
+    def run_file(self, tokens=None):
+        """The run file for Lockstep, to train on a token file or on generated text."""
         lines = [
             'name = "bench"',
             "[model]",
@@ -50,6 +50,7 @@ class Config:
             lines += [f"experts = {self.experts}", f"top_k = {self.top_k}", "aux_loss = 0.0", "z_loss = 0.0"]
         lines += [
             "[data]",
+            f'source = "{tokens or "builtin:grammar"}"',
             f"seq = {self.seq}",
             "[train]",
             "steps = 1000000",
@@ -75,5 +76,5 @@ CONFIGS = {
     "llama1b-4k": Config("llama", seq=4096, batch=4, **LLAMA_1B),
     "llama1b-8k": Config("llama", seq=8192, batch=2, **LLAMA_1B),
     "moe-8x": Config("moe", 768, 12, 12, 1024, 16, ffn=2048, experts=8, top_k=2),
-    "tiny": Config("gpt2", 128, 4, 4, 128, 16, vocab=256),
+    "tiny": Config("gpt2", 128, 4, 4, 128, 16, vocab=264),
 }

@@ -8,7 +8,9 @@ over rounds. README.md tells what is measured and how to read it.
 import argparse
 import json
 import statistics
+import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -25,31 +27,42 @@ PEAK_TFLOPS = 989.0
 def main():
     args = parse()
     records = []
-    for config in args.configs:
-        for turn in range(args.rounds):
-            programs = args.programs[turn % len(args.programs):] + args.programs[: turn % len(args.programs)]
-            for program in programs:
-                print(f"{config}: round {turn + 1} of {args.rounds}, {program}", file=sys.stderr, flush=True)
-                record = start(args, program, config)
-                if record:
-                    records.append(record | {"program": program, "config": config, "round": turn})
-        print(table(config, args.programs, records), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        data = prepare(args, Path(folder))
+        for config in args.configs:
+            for turn in range(args.rounds):
+                programs = args.programs[turn % len(args.programs):] + args.programs[: turn % len(args.programs)]
+                for program in programs:
+                    print(f"{config}: round {turn + 1} of {args.rounds}, {program}", file=sys.stderr, flush=True)
+                    record = start(args, program, config, data)
+                    if record:
+                        records.append(record | {"program": program, "config": config, "round": turn})
+            print(table(config, args.programs, records), flush=True)
     if args.json:
         args.json.write_text(json.dumps(records, indent=1) + "\n")
 
 
-def start(args, program, config):
+def prepare(args, folder):
+    """The text that all programs train on, one byte a token: the sources of Python's own library. Also as Lockstep's file."""
+    text, tokens = folder / "text.txt", folder / "text.tokens"
+    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    text.write_bytes(b"\n\n".join(source.read_bytes() for source in sources))
+    subprocess.run([args.lockstep, "data", "prepare", "--out", tokens, text], check=True, stdout=subprocess.DEVNULL)
+    return text, tokens
+
+
+def start(args, program, config, data):
     """Runs one program to its end: the object that it printed."""
-    with tempfile.TemporaryDirectory() as folder:
-        if program == LOCKSTEP:
-            file = Path(folder) / "bench.toml"
-            file.write_text(CONFIGS[config].run_file())
-            words = [args.lockstep, "bench", "step", "--config", file, "--dtype", args.dtype, "--json"]
-            words += ["--seconds", args.seconds, *(f"--set={word}" for word in args.set)]
-        else:
-            words = [args.python, HERE / "torch_step.py", "--config", config, "--dtype", args.dtype]
-            words += ["--how", program.removeprefix("torch-"), "--seconds", args.seconds]
-        record = run(words)
+    text, tokens = data
+    if program == LOCKSTEP:
+        file = tokens.with_name("bench.toml")
+        file.write_text(CONFIGS[config].run_file(tokens))
+        words = [args.lockstep, "bench", "step", "--config", file, "--dtype", args.dtype, "--json"]
+        words += ["--seconds", args.seconds, *(f"--set={word}" for word in args.set)]
+    else:
+        words = [args.python, HERE / "torch_step.py", "--config", config, "--dtype", args.dtype, "--text", text]
+        words += ["--how", program.removeprefix("torch-"), "--seconds", args.seconds]
+    record = run(words)
     if record is None:
         print(f"{program} cannot do {config}", file=sys.stderr)
     return record

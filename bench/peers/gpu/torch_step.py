@@ -9,6 +9,7 @@ import ctypes
 import json
 import math
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -143,11 +144,13 @@ def main():
         model = Transformer(c)
     optimizer = adamw(model)
     forward = torch.compile(model) if args.how == "compile" else model
-    # Lockstep's generated text consists of bytes.
-    line = torch.randint(min(c.vocab, 256), (c.batch, c.seq + 1), device="cuda")
-    ids, targets = line[:, :-1].contiguous(), line[:, 1:].contiguous()
+    text = torch.frombuffer(bytearray(args.text.read_bytes()), dtype=torch.uint8).cuda()
+    places = torch.arange(c.seq + 1, device="cuda")
 
     def step():
+        starts = torch.randint(len(text) - c.seq, (c.batch, 1), device="cuda")
+        line = text[starts + places].long()
+        ids, targets = line[:, :-1].contiguous(), line[:, 1:].contiguous()
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=args.dtype == "bf16"):
             loss = forward(ids, targets)
@@ -162,21 +165,27 @@ def main():
     prepared = time.perf_counter() - begun
     for _ in range(2):
         step().item()
-    times, joules = [], []
+    times, readings = [], []
+    # All time between steps counts: in a pause the GPU would cool down, and then be faster than it can stay. Reading the
+    # counter takes milliseconds, so it is read twice a second.
+    before = read = time.perf_counter()
     while sum(times) < args.seconds:
-        start = time.perf_counter()
         last = step().item()
-        times.append(time.perf_counter() - start)
-        joules.append(energy.joules())
+        now = time.perf_counter()
+        times.append(now - before)
+        before = now
+        if not readings or now - read >= 0.5:
+            readings.append((len(times), energy.joules()))
+            read = now
     half = len(times) // 2
+    (first_step, first_joules), (last_step, last_joules) = readings[len(readings) // 2], readings[-1]
     free, total = torch.cuda.mem_get_info()
-    used = joules[-1] - joules[half]
     print(json.dumps({
         "program": f"torch-{args.how}", "config": args.config, "dtype": args.dtype,
         "params": sum(param.numel() for param in model.parameters()),
         "tokens_per_s": c.tokens / sorted(times)[half], "step_ms": 1e3 * sorted(times)[half], "steps": len(times),
         "sustained_tokens_per_s": c.tokens * (len(times) - half) / sum(times[half:]),
-        "joules_per_1000_tokens": 1e3 * used / (c.tokens * (len(times) - 1 - half)),
+        "joules_per_1000_tokens": 1e3 * (last_joules - first_joules) / (c.tokens * max(1, last_step - first_step)),
         "peak_bytes": total - free, "allocated_bytes": torch.cuda.max_memory_allocated(),
         "first_step_s": prepared, "first_loss": first, "last_loss": last, "torch": torch.__version__,
     }))
@@ -209,6 +218,7 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", choices=list(CONFIGS), required=True)
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="bf16")
+    parser.add_argument("--text", type=Path, required=True, help="trains on the bytes of this file")
     parser.add_argument("--how", choices=["eager", "compile"], default="compile")
     parser.add_argument("--seconds", type=float, default=20.0)
     return parser.parse_args()
