@@ -33,6 +33,14 @@ impl Arena {
         Arena { context, start, reserved, mapped: Vec::new() }
     }
 
+    /// At least `bytes` of memory until it is dropped; nothing if the GPU has no memory left. To free memory that was
+    /// allocated instead of mapped would wait for all kernels of the process, some of which may wait for other ranks.
+    pub fn of(context: Arc<Context>, bytes: usize) -> Option<Arena> {
+        let mut arena = Arena::new(context);
+        arena.grow(bytes)?;
+        Some(arena)
+    }
+
     pub fn start(&self) -> Address {
         self.start
     }

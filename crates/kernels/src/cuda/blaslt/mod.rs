@@ -19,6 +19,7 @@ use api::{Algorithm, Functions, HeuristicResult};
 use chosen::{Chosen, SharedChosen};
 pub(crate) use problem::{Addend, EpilogueKind, Inputs, Problem, alignment};
 
+use crate::cuda::Arena;
 use crate::{Dtype, Fp8Format};
 
 /// Memory that algorithms may use, e.g. to split the inner dimension. cuBLAS recommends 32 MiB for Hopper.
@@ -375,12 +376,12 @@ impl BlasLt {
         // The trials must not add to the output more than once.
         let bytes = problem.m * problem.n * problem.output.bytes();
         let trial = match problem.addend {
-            Addend::Output => Some(self.context.allocate(bytes, "a timed multiplication").ok()?),
+            Addend::Output => Some(Arena::of(self.context.clone(), bytes)?),
             Addend::None | Addend::Other => None,
         };
         let operands = trial.as_ref().map_or(operands, |trial| Operands {
-            c: trial.address,
-            out: trial.address,
+            c: trial.start(),
+            out: trial.start(),
             ..operands
         });
         let time = |algorithm: &Algorithm| {

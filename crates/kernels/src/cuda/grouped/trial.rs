@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use lockstep_cuda::cache;
 
 use super::{GROUPED, describe};
-use crate::cuda::{Arg, Cuda, Grid};
+use crate::cuda::{Arena, Arg, Cuda, Grid};
 use crate::device::{GroupedKind, GroupedMatmul, Stack};
 use crate::memory::Extent;
 use crate::{Dtype, Location, ViewMut};
@@ -108,22 +108,20 @@ fn is_better(
         GroupedKind::Linear | GroupedKind::LinearDx => (work.out.len(), work.stack),
         GroupedKind::LinearDw => (adjacent.stride * adjacent.count, adjacent),
     };
-    let allocate = |bytes| {
-        let buffer = cuda.buffer(bytes, "the trial of a grouped product").ok()?;
-        cuda.memset(buffer.address, 0, bytes);
-        Some(buffer)
-    };
-    let bytes = len * dtype.bytes();
-    let (grouped, single, found) = (allocate(bytes)?, allocate(bytes)?, allocate(8)?);
+    // Both results and what their comparison finds.
+    let bytes = (len * dtype.bytes()).next_multiple_of(256);
+    let memory = Arena::of(cuda.context.clone(), 2 * bytes + 8)?;
+    cuda.memset(memory.start(), 0, 2 * bytes + 8);
+    let [grouped, single, found] = [0, 1, 2].map(|i| memory.start() + (i * bytes) as u64);
     let cols = work.out.cols();
     let [rows, cols] = if len == work.out.len() { [len / cols, cols] } else { [1, len] };
     let extent = Extent { rows, cols, dtype, location: Location::Device };
     let run = |is_grouped: bool| {
         if is_grouped {
-            return describe(cuda, work, grouped.address, stack).enqueue(cuda);
+            return describe(cuda, work, grouped, stack).enqueue(cuda);
         }
-        // SAFETY: the buffer has this extent, lives until the trial ends, and has no other view.
-        let out = unsafe { ViewMut::new(single.address as *mut u8, extent) };
+        // SAFETY: the memory has room for this extent, lives until the trial ends, and this is its only view.
+        let out = unsafe { ViewMut::new(single as *mut u8, extent) };
         each(work.with_output(out, stack));
     };
     [true, false].into_iter().for_each(run);
@@ -131,12 +129,11 @@ fn is_better(
         Dtype::F32 => "grouped_compare_f32",
         _ => "grouped_compare_bf16",
     };
-    let args =
-        [single.address, grouped.address].map(Arg::from).into_iter().chain([Arg::from(len as i64)]);
-    let args: Vec<Arg> = args.chain([Arg::from(found.address)]).collect();
+    let args = [single, grouped].map(Arg::from).into_iter().chain([Arg::from(len as i64)]);
+    let args: Vec<Arg> = args.chain([Arg::from(found)]).collect();
     cuda.launch_now(&GROUPED, kernel, Grid::new(4 * cuda.multiprocessors(), 256), &args);
     let mut bits = [0; 8];
-    cuda.read(found.address, &mut bits);
+    cuda.read(found, &mut bits);
     let float = |at: usize| f32::from_ne_bytes(std::array::from_fn(|i| bits[at + i]));
     let (difference, largest) = (float(0), float(4));
     // Zeros and numbers that are not finite say nothing about the kernel.
