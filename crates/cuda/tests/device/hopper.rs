@@ -10,7 +10,7 @@ static HOPPER: Source = Source { name: "hopper", code: include_str!("hopper.cu")
 const KERNEL: &str = "LOCKSTEP_TEST_KERNEL";
 const UNWRITTEN: &str = "reads shared memory that its block never wrote";
 
-/// A GPU reports an illegal instruction.
+/// What the emulated GPU says of a box at another place. A GPU reports an illegal instruction.
 const BETWEEN: &str = "is not a multiple of 16 bytes";
 
 /// How a wrong kernel ends: with wrong numbers, or with a message.

@@ -94,7 +94,7 @@ impl Drop for Arena {
         let api = self.context.api();
         let mut at = self.start;
         for &(handle, bytes) in &self.mapped {
-            // SAFETY: mapped by `grow`; tensors keep the pool alive, so nothing uses it.
+            // SAFETY: mapped by `grow`. Nothing uses it: tensors keep their pool alive, and trials have waited for their work.
             unsafe {
                 (api.cuMemUnmap)(at, bytes);
                 (api.cuMemRelease)(handle);
