@@ -5,8 +5,9 @@
     LOCKSTEP_DEVICE=cuda scripts/sanitize-gpu.py target/debug/deps/device-…
     LOCKSTEP_DEVICE=cuda scripts/sanitize-gpu.py tests/lockstep-kernels-device --tools racecheck --filter norm
 
-A test is clean if the tool reports nothing. Prints the first report of each other test, and exits with 1 if a tool has found
-something. A tool may itself fail in kernels of cuBLASLt and cuDNN, or not end in time: such tests are counted apart.
+A test is clean if it passes and the tool reports nothing. Prints the beginning of the report of each other test. A tool may
+itself fail in kernels of cuBLASLt and cuDNN, or not end in time: such tests are counted apart. Exits with 1 if a tool has
+found something, or if no test was clean.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import collections
 import concurrent.futures
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 
@@ -25,7 +28,8 @@ SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 
 def main():
     args = parse()
-    jobs = [(tool, test) for tool in args.tools for test in tests(args)]
+    names = tests(args)
+    jobs = [(tool, test) for tool in args.tools for test in names]
     counts, reports = collections.Counter(), []
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for (tool, test), (end, report) in zip(jobs, pool.map(lambda job: run(args, *job), jobs)):
@@ -38,7 +42,7 @@ def main():
     for tool in args.tools:
         ends = [f"{counts[tool, end]} {end}" for end in (CLEAN, FOUND, FAILED, LATE, SKIPPED) if counts[tool, end]]
         print(f"{tool}: {', '.join(ends) or 'no tests'}")
-    sys.exit(any(counts[tool, FOUND] for tool in args.tools))
+    sys.exit(any(counts[tool, FOUND] or not counts[tool, CLEAN] for tool in args.tools))
 
 
 def tests(args):
@@ -52,22 +56,26 @@ def tests(args):
 def run(args, tool, test):
     """How a test ended under a tool, and the beginning of what the tool has reported."""
     words = [args.sanitizer, "--tool", tool, "--print-limit", "5", args.binary, test, "--exact", "--nocapture"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(words, **pipes, text=True, errors="replace", start_new_session=True)
     try:
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=args.seconds)
+        out, err = process.communicate(timeout=args.seconds)
     except subprocess.TimeoutExpired:
+        # The test is a child of the tool and would go on alone.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         return LATE, f"after {args.seconds} s"
-    lines = done.stdout.splitlines()
+    lines = out.splitlines()
     said = [line for line in lines if line.startswith("=========") and line.strip("= ")]
-    report = "\n".join(said[1:13] or (done.stdout + done.stderr).splitlines()[-12:])
+    report = "\n".join(said[1:13] or (out + err).splitlines()[-12:])
     if any("Internal Sanitizer Error" in line for line in said):
         return FAILED, report
-    if any("skipped" in line for line in lines):
-        return SKIPPED, ""
-    summary = SUMMARY.search(done.stdout)
+    summary = SUMMARY.search(out)
     if summary is None:
         return FAILED, report
-    found = int(summary[1]) > 0 or done.returncode != 0
-    return (FOUND, report) if found else (CLEAN, "")
+    if int(summary[1]) > 0 or process.returncode != 0:
+        return FOUND, report
+    return (SKIPPED if any("skipped: " in line for line in lines) else CLEAN), ""
 
 
 def parse():
@@ -82,6 +90,8 @@ def parse():
     for tool in args.tools:
         if tool not in TOOLS:
             parser.error(f"--tools {tool}: choose from {', '.join(TOOLS)}")
+    if not shutil.which(args.sanitizer):
+        parser.error(f"there is no {args.sanitizer}: install the CUDA toolkit, or name the program with --sanitizer")
     return args
 
 
