@@ -47,7 +47,8 @@ def prepare(args, folder):
     text, tokens = folder / "text.txt", folder / "text.tokens"
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text.write_bytes(b"\n\n".join(source.read_bytes() for source in sources))
-    subprocess.run([args.lockstep, "data", "prepare", "--out", tokens, text], check=True, stdout=subprocess.DEVNULL)
+    if LOCKSTEP in args.programs:
+        subprocess.run([args.lockstep, "data", "prepare", "--out", tokens, text], check=True, stdout=subprocess.DEVNULL)
     return text, tokens
 
 

@@ -147,16 +147,25 @@ def main():
     text = torch.frombuffer(bytearray(args.text.read_bytes()), dtype=torch.uint8).cuda()
     places = torch.arange(c.seq + 1, device="cuda")
 
-    def step():
+    def draw():
+        """Inputs and targets of a step."""
         starts = torch.randint(len(text) - c.seq, (c.batch, 1), device="cuda")
-        line = text[starts + places].long()
-        ids, targets = line[:, :-1].contiguous(), line[:, 1:].contiguous()
+        lines = text[starts + places].long()
+        return lines[:, :-1].contiguous(), lines[:, 1:].contiguous()
+
+    batch = draw()
+
+    def step():
+        nonlocal batch
+        ids, targets = batch
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=args.dtype == "bf16"):
             loss = forward(ids, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        # Before the caller reads the loss, so that the GPU never waits for a batch.
+        batch = draw()
         return loss
 
     energy = Energy()
