@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use lockstep_ckpt::{CHUNK, Disk, Head, Keep, Manifest, Position, Retention, Written};
 use lockstep_comm::trace::SpanKind;
 use lockstep_comm::{Group, Op};
+use lockstep_kernels::{Device, Event};
 use lockstep_plan::Plan;
 use serde_json::Value;
 
@@ -45,11 +46,23 @@ pub struct Saver<'a> {
 /// A checkpoint being saved.
 struct Pending {
     head: Head,
+    device: Device,
+    /// Around the last call that blocked training. A GPU works on the step before while the host is in the call, so the
+    /// time that counts is that of the device.
+    blocked: [Event; 2],
+    /// Time that training was blocked in the calls before; that of the rank where it was longest.
+    stall: Duration,
     /// Time to write the files; that of the slowest rank once gathered.
     writing: Duration,
-    /// Time that training was blocked.
-    stall: Duration,
     bytes: u64,
+}
+
+impl Pending {
+    /// Time of the last call that blocked training. Waits until the device has reached its end.
+    fn blocked(&self) -> Duration {
+        let [start, end] = &self.blocked;
+        end.elapsed_since(start)
+    }
 }
 
 /// Progress of the checkpoint; the same on all ranks.
@@ -62,9 +75,9 @@ enum Phase {
 /// Result of the thread that writes a snapshot.
 struct FinishedWrite {
     written: Result<Written, WriteError>,
+    /// This rank's part of the manifest as rank 0 receives it. Empty on rank 0.
+    message: Vec<u8>,
     snapshot: Snapshot,
-    /// Time that the device copied its state instead of training.
-    stall: Duration,
     writing: Duration,
 }
 
@@ -169,7 +182,7 @@ impl<'a> Saver<'a> {
         step: u64,
         position: Position,
     ) -> Result<Option<SaveOutcome>, Error> {
-        let start = Instant::now();
+        let start = rank.device.record();
         let previous = self.finish()?;
         let spare = std::mem::replace(&mut self.spare, BackgroundJob::ready(Snapshot::default()));
         let snapshot_span = self.group.tracer().span(SpanKind::Checkpoint, "snapshot");
@@ -189,21 +202,29 @@ impl<'a> Saver<'a> {
         let job = move || {
             let _span = tracer.span(SpanKind::Checkpoint, "write checkpoint");
             let start = Instant::now();
-            let stall = snapshot.complete();
+            snapshot.complete();
             let written = lockstep_ckpt::begin(&disk, &folder, step, generation)
                 .and_then(|partial| write(&disk, &partial, writer, &snapshot));
             let written = written.map_err(WriteError::from);
-            FinishedWrite { written, snapshot, stall, writing: start.elapsed() }
+            let message = match &written {
+                Ok(written) if writer != 0 => {
+                    serde_json::to_vec(written).expect("maps with string keys become JSON")
+                }
+                _ => vec![],
+            };
+            FinishedWrite { written, message, snapshot, writing: start.elapsed() }
         };
         let failed = |error: String| FinishedWrite {
             written: Err(error.into()),
+            message: vec![],
             snapshot: Snapshot::default(),
-            stall: Duration::ZERO,
             writing: Duration::ZERO,
         };
         let job = spawn("checkpoint", job, failed);
-        let stall = start.elapsed();
-        let pending = Pending { head, writing: Duration::ZERO, stall, bytes: 0 };
+        let device = rank.device.clone();
+        let blocked = [start, device.record()];
+        let (stall, writing) = (Duration::ZERO, Duration::ZERO);
+        let pending = Pending { head, device, blocked, stall, writing, bytes: 0 };
         self.pending = Some((pending, Phase::Writing(job)));
         Ok(previous)
     }
@@ -236,18 +257,17 @@ impl<'a> Saver<'a> {
             return Ok(None);
         }
         let Some((mut pending, phase)) = self.pending.take() else { return Ok(None) };
-        let start = Instant::now();
+        let start = pending.device.record();
         let phase = match phase {
             Phase::Writing(job) => {
-                let FinishedWrite { written, snapshot, stall, writing } = job.wait();
+                let FinishedWrite { written, message, snapshot, writing } = job.wait();
                 self.spare = BackgroundJob::ready(snapshot);
-                pending.writing = writing;
-                pending.stall += stall;
+                (pending.writing, pending.stall) = (writing, pending.blocked());
                 if flags.failed {
                     return self.failed(pending.head.step, written.err()).map(Some);
                 }
                 let written = written.expect("no rank has failed");
-                let parts = self.gather(&mut pending, &written)?;
+                let parts = self.gather(&mut pending, written, &message)?;
                 Phase::Committing(self.commit(&pending.head, parts))
             }
             Phase::Committing(job) => {
@@ -256,7 +276,8 @@ impl<'a> Saver<'a> {
                     return self.failed(pending.head.step, committed.err()).map(Some);
                 }
                 let (path, committing) = committed.expect("no rank has failed");
-                let Pending { head, writing, stall, bytes } = pending;
+                let stall = pending.stall + pending.blocked();
+                let Pending { head, writing, bytes, .. } = pending;
                 let time = writing + committing;
                 return Ok(Some(SaveOutcome::Saved(SavedCheckpoint {
                     step: head.step,
@@ -267,7 +288,7 @@ impl<'a> Saver<'a> {
                 })));
             }
         };
-        pending.stall += start.elapsed();
+        pending.blocked = [start, pending.device.record()];
         self.pending = Some((pending, phase));
         Ok(None)
     }
@@ -287,12 +308,16 @@ impl<'a> Saver<'a> {
     }
 
     /// Gathers the parts of the manifest on rank 0. Sets the total bytes and the longest times on all ranks.
-    fn gather(&self, pending: &mut Pending, mine: &Written) -> Result<Vec<Written>, Error> {
+    fn gather(
+        &self,
+        pending: &mut Pending,
+        mine: Written,
+        message: &[u8],
+    ) -> Result<Vec<Written>, Error> {
         let group = self.group;
-        let text = serde_json::to_vec(mine).expect("maps with string keys become JSON");
         let micros = |time: Duration| time.as_micros() as i64;
         let (stall, writing) = (micros(pending.stall), micros(pending.writing));
-        let numbers = [text.len() as i64, mine.file.bytes as i64, stall, writing];
+        let numbers = [message.len() as i64, mine.file.bytes as i64, stall, writing];
         let mut all = vec![0; numbers.len() * group.size()];
         group.all_gather(&numbers, &mut all)?;
         let all: Vec<&[i64]> = all.chunks_exact(numbers.len()).collect();
@@ -301,10 +326,10 @@ impl<'a> Saver<'a> {
         pending.writing = Duration::from_micros(longest(3));
         pending.bytes = all.iter().map(|numbers| numbers[1] as u64).sum();
         if group.rank() != 0 {
-            group.send(&text, 0)?;
+            group.send(message, 0)?;
             return Ok(vec![]);
         }
-        let mut parts = vec![mine.clone()];
+        let mut parts = vec![mine];
         for (rank, numbers) in all.iter().enumerate().skip(1) {
             let mut theirs = vec![0u8; numbers[0] as usize];
             group.receive(&mut theirs, rank)?;

@@ -3,10 +3,9 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::time::Duration;
 
 use lockstep_ckpt::{Checkpoint, Named, Piece, TensorKind, Tensors, params_of};
-use lockstep_kernels::{Device, DeviceType, Dtype, Event, Tag, Tensor, Transfer, View};
+use lockstep_kernels::{Device, DeviceType, Dtype, Tag, Tensor, Transfer, View};
 use lockstep_model::Weights;
 use lockstep_parallel::Storage;
 use lockstep_parallel::compress::CompressorState;
@@ -57,7 +56,8 @@ pub struct Snapshot {
     pub pieces: Vec<Piece>,
     /// Values of all pieces, concatenated.
     values: Values,
-    pending: Option<Box<PendingCopy>>,
+    /// Moves a copy of the state in device memory to the host.
+    pending: Option<Box<Transfer>>,
 }
 
 /// Host memory of a snapshot.
@@ -66,13 +66,6 @@ enum Values {
     /// Page-locked, which a GPU copies to while it computes. Owned by the transfer while it is in flight.
     Pinned(Tensor),
     InFlight,
-}
-
-/// A copy of the state in device memory that is moved to the host.
-struct PendingCopy {
-    transfer: Transfer,
-    /// Around the operations that copied the state.
-    stall: [Event; 2],
 }
 
 impl Default for Values {
@@ -126,15 +119,13 @@ impl Snapshot {
         Snapshot { values: Values::allocate(device, elements), ..Snapshot::default() }
     }
 
-    /// Waits until all values are in host memory. Returns the time that the device spent on copying its state instead of
-    /// training.
-    pub fn complete(&mut self) -> Duration {
-        let Some(pending) = self.pending.take() else { return Duration::ZERO };
-        let PendingCopy { transfer, stall: [start, end] } = *pending;
-        // Returns the copy's device memory to the pool.
-        let (_, values) = transfer.wait();
-        self.values = Values::Pinned(values);
-        end.elapsed_since(&start)
+    /// Waits until all values are in host memory.
+    pub fn complete(&mut self) {
+        if let Some(transfer) = self.pending.take() {
+            // Returns the copy's device memory to the pool.
+            let (_, values) = transfer.wait();
+            self.values = Values::Pinned(values);
+        }
     }
 
     /// The snapshot with all values in host memory.
@@ -178,12 +169,15 @@ impl Rank<'_> {
     /// The room is memory that is free now: a copy is never required, and not part of the ledger. Otherwise the state is
     /// copied to the host before this returns.
     pub fn snapshot(&self, previous: Snapshot) -> Snapshot {
-        let bytes = self.snapshot_len() * size_of::<f32>();
-        self.snapshot_through(previous, self.device.has_room(bytes))
+        self.snapshot_through(previous, |bytes| self.device.has_room(bytes))
     }
 
-    /// Takes a snapshot through a copy in device memory, or directly.
-    fn snapshot_through(&self, previous: Snapshot, device_copy: bool) -> Snapshot {
+    /// Takes a snapshot through a copy in device memory if there is room for its bytes, or directly.
+    fn snapshot_through(
+        &self,
+        previous: Snapshot,
+        has_room: impl FnOnce(usize) -> bool,
+    ) -> Snapshot {
         let Snapshot { mut pieces, values, .. } = previous;
         pieces.clear();
         let mut copies: Vec<(View<'_>, Range<usize>)> = Vec::new();
@@ -212,7 +206,7 @@ impl Rank<'_> {
         }
         let mut values = values.fitted(&self.device, end);
         let staged = match &values {
-            Values::Pinned(_) if device_copy => {
+            Values::Pinned(_) if has_room(end * size_of::<f32>()) => {
                 self.device.try_empty([1, end], Dtype::F32, Tag::Buffers).ok()
             }
             _ => None,
@@ -222,15 +216,12 @@ impl Rank<'_> {
             copies.into_iter().for_each(|(own, range)| self.device.read(own, &mut to[range]));
             return Snapshot { pieces, values, pending: None };
         };
-        let start = self.device.record();
         for (own, range) in copies {
             self.device.copy(own, staged.view_mut().part(range));
         }
-        let copied = self.device.record();
         let Values::Pinned(values) = values else { unreachable!("staged only if it is pinned") };
-        let transfer = self.device.transfer(staged, 0..end, values, 0, &copied);
-        let pending = Box::new(PendingCopy { transfer, stall: [start, copied] });
-        Snapshot { pieces, values: Values::InFlight, pending: Some(pending) }
+        let transfer = self.device.transfer(staged, 0..end, values, 0, &self.device.record());
+        Snapshot { pieces, values: Values::InFlight, pending: Some(Box::new(transfer)) }
     }
 
     /// This rank's shard of a unit.
@@ -437,11 +428,11 @@ mod tests {
             let mut rank = Rank::new(&plan, &world, Device::from_env(1)).unwrap();
             let (device, len) = (rank.device.clone(), rank.snapshot_len());
             let before = device.memory().of(Tag::Buffers).now;
-            let direct = rank.snapshot_through(Snapshot::default(), false);
+            let direct = rank.snapshot_through(Snapshot::default(), |_| false);
             let pinned = device.empty_offloaded(1, len, Dtype::F32, Tag::Buffers);
             let host_bytes = device.offloaded_memory().of(Tag::Buffers).now;
             let previous = Snapshot { values: Values::Pinned(pinned), ..Snapshot::default() };
-            let mut staged = rank.snapshot_through(previous, true);
+            let mut staged = rank.snapshot_through(previous, |_| true);
             assert!(staged.pending.is_some());
             assert_eq!(device.memory().of(Tag::Buffers).now, 4 * len + before);
             let (first, _) = rank.optimizer.moments_mut(0, 0);
@@ -453,7 +444,7 @@ mod tests {
             assert_eq!(staged.values(), direct.values());
             assert_eq!(staged.pieces, direct.pieces);
             // The memory is used again.
-            let again = rank.snapshot_through(staged, true);
+            let again = rank.snapshot_through(staged, |_| true);
             assert_eq!(device.offloaded_memory().of(Tag::Buffers).peak, host_bytes);
             drop(again);
         });
