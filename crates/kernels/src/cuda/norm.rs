@@ -123,7 +123,7 @@ pub(crate) fn backward(
         small(variant.threads),
     ];
     let grid = Grid::new(blocks, (variant.threads * variant.groups) as u32);
-    let grid = grid.shared(if variant.groups > 1 { 3 * dim * 4 } else { 0 });
+    let grid = grid.shared(if variant.groups > 1 { variant.groups * 3 * dim * 4 } else { 0 });
     cuda.launch(&NORM, variant.kernel, grid, &args);
     let [dgain, dbias, dx_sums] = sums.map(|sum| Arg::from(sum.map_or(0, |sum| sum.address())));
     let args = [parts.into(), dgain, dbias, dx_sums, count(blocks), count(dim), flag(accumulate)];

@@ -229,7 +229,7 @@ template <class T> struct BackwardArgs {
 };
 
 // Groups of `width` threads each take R rows at a time; each thread has V columns. The sums of columns stay in registers
-// until all rows are done. Then the groups add theirs up, one after the other, in the dynamic shared memory: (3, dim).
+// until all rows are done. Then they are added up over the groups, in the dynamic shared memory: (groups, 3, dim).
 constexpr int MOST_GROUPS = 8;
 
 template <int V, int R, bool GROUPS, class T> DEVICE void norm_backward(const BackwardArgs<T>& a) {
@@ -305,26 +305,21 @@ template <int V, int R, bool GROUPS, class T> DEVICE void norm_backward(const Ba
             }
         }
     }
-    if (!GROUPS && on) {
-        float* part = a.parts + (i64)blockIdx.x * 3 * a.dim + c;
+    float* part = a.parts + (i64)blockIdx.x * 3 * a.dim;
+    float* own = groups > 1 ? totals + group * 3 * a.dim : part;
+    if (on) {
         for (int k = 0; k < V; k++) {
-            part[k] = dgain[k];
-            part[a.dim + k] = dbias[k];
-            part[2 * (i64)a.dim + k] = sums[k];
+            own[c + k] = dgain[k];
+            own[a.dim + c + k] = dbias[k];
+            own[2 * a.dim + c + k] = sums[k];
         }
     }
-    for (int g = 0; GROUPS && g < groups; g++) {
-        if (on && group == g) {
-            float* total = g == groups - 1 ? a.parts + (i64)blockIdx.x * 3 * a.dim + c : totals + c;
-            for (int k = 0; k < V; k++) {
-                float each[3] = {dgain[k], dbias[k], sums[k]};
-                for (int i = 0; i < 3; i++) {
-                    if (g > 0) each[i] += totals[i * a.dim + c + k];
-                    total[i * a.dim + k] = each[i];
-                }
-            }
-        }
-        __syncthreads();
+    if (groups == 1) return;
+    __syncthreads();
+    for (int i = threadIdx.x; i < 3 * a.dim; i += blockDim.x) {
+        float sum = totals[i];
+        for (int g = 1; g < groups; g++) sum += totals[g * 3 * a.dim + i];
+        part[i] = sum;
     }
 }
 
