@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 
 folder="$(mkdir -p "${CARGO_TARGET_DIR:-target}" && realpath "${CARGO_TARGET_DIR:-target}")/emulated-gpu"
 crates/cuda/emulator/build.sh "$folder"
+[ -n "${LOCKSTEP_EMULATED_CHECK:-}" ] || unset LOCKSTEP_EMULATED_CHECK
 # What is compiled with checks is another program.
 export LOCKSTEP_CACHE="$folder/cache${LOCKSTEP_EMULATED_CHECK:+-checked}"
 export LOCKSTEP_CUDA_PATH="$folder" LOCKSTEP_DEVICE=cuda

@@ -245,8 +245,11 @@ template <int V, int R, bool GROUPS, class T> DEVICE void norm_backward(const Ba
     float gain[V] = {}, dgain[V] = {}, dbias[V] = {}, sums[V] = {};
     if (on) load(a.gain + c, gain);
     int turn = 0;
-    const i64 begin = ((i64)blockIdx.x * groups + group) * R, step = (i64)gridDim.x * groups * R;
-    for (i64 first = begin; first < a.rows; first += step, turn ^= 1) {
+    const i64 rows_of_block = groups * R, step = gridDim.x * rows_of_block;
+    // All groups take part in every round, also those without rows in the last one: racecheck loses track of barriers if
+    // the threads of a block have passed different numbers of them.
+    for (i64 round = blockIdx.x * rows_of_block; round < a.rows; round += step, turn ^= 1) {
+        const i64 first = round + group * R;
         Raw<T, V> x[R], dy[R], dx[R];
         float mean[R], rstd[R], both[2 * R];
 #pragma unroll
