@@ -8,7 +8,7 @@ use lockstep_cuda::{Gpu, mps_runs};
 use lockstep_kernels::{CudaLibrary, CudaReport, Device};
 use lockstep_launch::identity;
 use lockstep_launch::topology::{self, Topology};
-use lockstep_plan::{DeviceType, Plan};
+use lockstep_plan::{DeviceType, Ledger, Plan};
 use lockstep_sim::Cluster;
 
 use crate::world::Engine;
@@ -35,6 +35,9 @@ pub fn open(plan: &Plan, world: &World) -> anyhow::Result<Device> {
     device.set_deterministic_attention(plan.device.deterministic);
     if let Some(limit) = plan.device.memory_limit {
         device.set_memory_limit(limit as usize);
+    }
+    if plan.comm.register_buffers {
+        device.separate_chunks(Ledger::of(plan, world.rank()).total());
     }
     Ok(device)
 }
@@ -94,7 +97,7 @@ pub fn as_used(
 /// Chooses the engine of collectives on device memory. Rank 0 prints it once, with the reason.
 pub fn open_collectives(plan: &Plan, world: &World, device: &Device) -> anyhow::Result<()> {
     let Some(gpu) = device.gpu().filter(|_| world.size() > 1) else { return Ok(()) };
-    let choice = world.open_device(Some(&gpu), plan.comm.device_engine)?;
+    let choice = world.open_device(Some(&gpu), lockstep_trainer::device_options(plan))?;
     if world.rank() == 0 {
         print_line!("collectives on device memory: {} ({})", choice.engine.name(), choice.reason);
         if let Some(warning) = choice.warning {

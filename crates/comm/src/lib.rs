@@ -67,7 +67,7 @@ pub use call::partition::shard_range;
 pub use call::topology::number_hosts;
 pub use call::traffic::Traffic;
 pub use call::{Algo, Call, human_bytes};
-pub use device::{DeviceGroup, DeviceSlice, EngineChoice};
+pub use device::{DeviceGroup, DeviceOptions, DeviceSlice, EngineChoice};
 pub use group::Group;
 pub use group::started::Buffer;
 pub use group::track::Pending;

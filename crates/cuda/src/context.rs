@@ -199,6 +199,16 @@ impl Context {
     pub fn device(&self) -> c_int {
         self.device
     }
+
+    /// Whether the device has a property; false if the driver does not know it.
+    pub(crate) fn has(&self, attribute: Attribute) -> bool {
+        let mut value = 0;
+        let api = &self.driver.api;
+        // SAFETY: a valid pointer.
+        let status =
+            unsafe { (api.cuDeviceGetAttribute)(&mut value, attribute as c_int, self.device) };
+        status == driver::SUCCESS && value != 0
+    }
 }
 
 /// Number of GPUs that the driver finds.

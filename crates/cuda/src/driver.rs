@@ -101,6 +101,17 @@ function_table! {
     }
 }
 
+function_table! {
+    /// Functions that tell which memory an address is in.
+    MemoryFunctions {
+        fn cuMemGetAddressRange_v2(start: *mut Address, bytes: *mut usize, address: Address) -> Status;
+        fn cuPointerGetAttribute(value: *mut c_void, attribute: c_int, address: Address) -> Status;
+    }
+}
+
+/// `CU_POINTER_ATTRIBUTE_BUFFER_ID`
+pub const BUFFER_ID: c_int = 7;
+
 /// `CUmemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -114,10 +125,14 @@ pub struct MemoryLocation {
 #[derive(Clone, Copy)]
 pub struct AllocationProperties {
     pub kind: c_int,
+    /// How the memory can be shared with other processes.
     pub handle_types: c_int,
     pub location: MemoryLocation,
     pub metadata: *mut c_void,
-    pub flags: [u8; 8],
+    pub compression: u8,
+    /// Network cards may read and write the memory.
+    pub rdma: u8,
+    pub reserved: [u8; 6],
 }
 
 /// `CUmemAccessDesc`.
@@ -143,6 +158,8 @@ pub const IPC_LAZY_PEER_ACCESS: c_uint = 1;
 pub const LOCATION_DEVICE: c_int = 1;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`
 pub const ALLOCATION_PINNED: c_int = 1;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
+pub const HANDLE_POSIX_FILE: c_int = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`
 pub const ACCESS_READ_WRITE: c_int = 3;
 /// `CU_STREAM_NON_BLOCKING`
@@ -169,6 +186,10 @@ pub enum Attribute {
     Major = 75,
     Minor = 76,
     SharedPerBlock = 97,
+    /// Mapped memory can be shared with other processes.
+    SharesMapped = 103,
+    /// Network cards can read and write mapped memory.
+    RdmaMapped = 110,
 }
 
 /// The driver, initialized.

@@ -5,6 +5,7 @@
 //! Operations are enqueued on a [`Stream`], and [`StreamEvent`]s order streams and the host;
 //! a [`Fence`] orders streams of several ranks.
 
+mod arena;
 pub mod cache;
 mod check;
 mod context;
@@ -22,6 +23,7 @@ pub mod nvrtc;
 mod stream;
 mod tensor_map;
 
+pub use arena::Arena;
 pub use check::{ARCHITECTURES, check_compiles};
 pub use context::{Context, DeviceBuffer, PeerBuffer, PinnedBuffer};
 pub use driver::{Address, Handle};

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use lockstep_comm::trace::{CommAxis, Tracer};
-use lockstep_comm::{DeviceEngine, Error, Group, MessagePeers, Result, Traffic, World};
+use lockstep_comm::{DeviceOptions, Error, Group, MessagePeers, Result, Traffic, World};
 use lockstep_kernels::Device;
 use lockstep_plan::context::ContextKind;
 use lockstep_plan::{Coord, GroupKind, Mesh};
@@ -89,9 +89,14 @@ impl Groups {
         self
     }
 
-    /// Lets collectives on tensors of a GPU run on an engine for device memory. All ranks call it with the same engine,
+    /// Lets collectives on tensors of a GPU run on an engine for device memory. All ranks call it with the same options,
     /// and all or none of them with a GPU.
-    pub fn on_device(mut self, device: &Device, engine: DeviceEngine) -> Result<Groups> {
+    pub fn on_device(
+        mut self,
+        device: &Device,
+        options: impl Into<DeviceOptions>,
+    ) -> Result<Groups> {
+        let options = options.into();
         let Some(gpu) = device.gpu() else { return Ok(self) };
         let Mesh { tensor, context, pipe, expert, .. } = self.mesh;
         let ranks = self.mesh.ranks();
@@ -109,7 +114,7 @@ impl Groups {
         }
         let context = self.context.iter().flat_map(Context::subgroups);
         for group in self.groups.iter().chain(context).filter(|group| group.size() > 1) {
-            group.open_device(Some(&gpu), engine)?;
+            group.open_device(Some(&gpu), options)?;
         }
         Ok(self)
     }

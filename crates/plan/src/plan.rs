@@ -191,6 +191,9 @@ pub struct Comm {
     /// Engine of collectives on device memory.
     #[serde(default)]
     pub device_engine: DeviceEngine,
+    /// Register the buffers of collectives with NCCL.
+    #[serde(default)]
+    pub register_buffers: bool,
     /// Plans written before the key existed use no compression.
     #[serde(default)]
     pub compression: Compression,

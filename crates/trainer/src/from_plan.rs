@@ -1,5 +1,6 @@
 //! Values that follow from the plan: arguments of passes, types, samples, and where parameters are stored.
 
+use lockstep_comm::DeviceOptions;
 use lockstep_data::{SampleId, Split};
 use lockstep_kernels::{Device, Dtype, Fp8History};
 use lockstep_model::{Dropout, Fp8, Groups, Model, Offloading, Pass};
@@ -52,6 +53,11 @@ pub(crate) fn pass<'p>(
             history: None,
         }),
     }
+}
+
+/// What the groups of a plan use for device memory.
+pub fn device_options(plan: &Plan) -> DeviceOptions {
+    DeviceOptions { engine: plan.comm.device_engine, register: plan.comm.register_buffers }
 }
 
 /// Where a plan's parameters are stored.

@@ -63,7 +63,7 @@ pub use agree::{Flags, agree};
 pub use consistency::{Setting, check_consistency, settings};
 pub use error::Error;
 pub use expert_load::ExpertLoad;
-pub use from_plan::{dtype, train_sample};
+pub use from_plan::{device_options, dtype, train_sample};
 pub use optimizer::Optimizer;
 pub use peak::{PeakRate, measure_peak};
 pub use planned_traffic::{PlannedTraffic, planned_call, planned_traffic};

@@ -20,7 +20,9 @@ use lockstep_plan::reduction::{Gather, RankReductions};
 use lockstep_plan::schedule::{Act, Action};
 use lockstep_plan::{Compression, Plan};
 
-use crate::from_plan::{dtype, first_sample, fp8_history, pass, storage, train_sample};
+use crate::from_plan::{
+    device_options, dtype, first_sample, fp8_history, pass, storage, train_sample,
+};
 use crate::in_flight::InFlight;
 use crate::optimizer::LazyUpdates;
 use crate::snapshot::load_weights;
@@ -99,7 +101,7 @@ impl<'a> Rank<'a> {
         let groups = Groups::new(group, &plan.mesh(), plan.layout.sequence)?
             .with_context(plan.layout.context_kind, plan.data.seq)?
             .with_overlap(plan.comm.overlap.tensor)
-            .on_device(&device, plan.comm.device_engine)?;
+            .on_device(&device, device_options(plan))?;
         let model = Model::new(&plan.model, &plan.part(group.rank()));
         let options = StoreOptions {
             reductions: RankReductions::of(plan, &model.part),

@@ -103,6 +103,7 @@ fn run_cases(world: &World, args: &Args, kinds: &[Collective]) -> anyhow::Result
             op: args.reduce,
             seconds: args.seconds,
             engine: args.engine.name(),
+            processes: args.engine != Engine::Threads,
             json: args.json,
         };
         return device::run(world, &bench);

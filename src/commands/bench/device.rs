@@ -7,7 +7,8 @@ use crate::print::{print_error, print_line};
 use anyhow::{Context, bail};
 use half::bf16;
 use lockstep_comm::{
-    Collective, DeviceEngine, DeviceGroup, DeviceSlice, Dtype, Op, World, shard_range,
+    Collective, DeviceEngine, DeviceGroup, DeviceOptions, DeviceSlice, Dtype, Op, World,
+    shard_range,
 };
 use lockstep_kernels::{Device, Tag, Tensor};
 use serde::Serialize;
@@ -22,6 +23,8 @@ pub struct DeviceBench<'a> {
     pub seconds: f64,
     /// The world's engine, for the records.
     pub engine: &'static str,
+    /// The ranks are processes, whose buffers NCCL can register.
+    pub processes: bool,
     pub json: bool,
 }
 
@@ -62,7 +65,11 @@ fn run_with<T: FromSmall>(world: &World, bench: &DeviceBench<'_>) -> anyhow::Res
     let hosts = world.hosts();
     let local = hosts[..world.rank()].iter().filter(|h| **h == hosts[world.rank()]).count();
     let device = Device::cuda(local % Device::cuda_count()?.max(1))?;
-    let groups = open_engines(world, &device)?;
+    if bench.processes {
+        // NCCL registers whole allocations.
+        device.separate_chunks(0);
+    }
+    let groups = open_engines(world, &device, bench.processes)?;
     let first = world.rank() == 0;
     if first && !bench.json {
         print_header(world, &device, &groups);
@@ -81,7 +88,7 @@ fn run_with<T: FromSmall>(world: &World, bench: &DeviceBench<'_>) -> anyhow::Res
                     both.push(measured);
                 }
                 if first {
-                    print_rows(world, bench, kind, bytes, group.engine(), &both);
+                    print_rows(world, bench, kind, bytes, group, &both);
                 }
             }
         }
@@ -92,23 +99,35 @@ fn run_with<T: FromSmall>(world: &World, bench: &DeviceBench<'_>) -> anyhow::Res
     Ok(())
 }
 
-/// A group of all ranks for each engine that can be used.
-fn open_engines(world: &World, device: &Device) -> anyhow::Result<Vec<DeviceGroup>> {
-    let mut groups = Vec::new();
+/// A group of all ranks for each engine that can be used; NCCL also with registered buffers.
+fn open_engines(
+    world: &World,
+    device: &Device,
+    processes: bool,
+) -> anyhow::Result<Vec<DeviceGroup>> {
+    let mut groups: Vec<DeviceGroup> = Vec::new();
     let engines = match world.is_over_mpi() {
         true => vec![DeviceEngine::Mpi],
         false => vec![DeviceEngine::Shared, DeviceEngine::Nccl],
     };
-    for engine in engines {
-        let group = world.split(Some(0), 0, engine.name())?.expect("all ranks have a color");
-        match group.open_device(device.gpu().as_ref(), engine) {
+    let plain = engines.into_iter().map(DeviceOptions::from);
+    let registered = DeviceOptions { engine: DeviceEngine::Nccl, register: true };
+    for options in plain.chain(Some(registered).filter(|_| processes)) {
+        if options.register && groups.iter().all(|group| group.engine() != DeviceEngine::Nccl) {
+            continue;
+        }
+        let name = options.engine.name();
+        let group = world.split(Some(0), 0, name)?.expect("all ranks have a color");
+        match group.open_device(device.gpu().as_ref(), options) {
             Ok(choice) => {
                 if let Some(warning) = choice.warning.filter(|_| world.rank() == 0) {
                     print_error!("warning: {warning}");
                 }
                 groups.extend(group.device());
             }
-            Err(error @ lockstep_comm::Error::Misuse { .. }) if world.rank() == 0 => {
+            Err(error @ lockstep_comm::Error::Misuse { .. })
+                if world.rank() == 0 && !options.register =>
+            {
                 print_error!("note: {error}");
             }
             Err(lockstep_comm::Error::Misuse { .. }) => {}
@@ -257,17 +276,23 @@ impl<'a, T: FromSmall> Case<'a, T> {
     }
 }
 
+/// The engine of a group as the table shows it.
+fn engine(group: &DeviceGroup) -> String {
+    let registered = if group.registers() { " registered" } else { "" };
+    format!("{}{registered}", group.engine().name())
+}
+
 fn print_header(world: &World, device: &Device, groups: &[DeviceGroup]) {
     let gpu = device.cuda_report().map_or_else(String::new, |report| report.gpu);
-    let engines: Vec<_> = groups.iter().map(|group| group.engine().name()).collect();
+    let engines: Vec<_> = groups.iter().map(engine).collect();
     print_line!(
         "{} ranks on {gpu}, device memory, engines {}",
         world.size(),
         engines.join(" and ")
     );
-    print_line!("{:>61}{:>36}", "out-of-place", "in-place");
+    print_line!("{:>71}{:>36}", "out-of-place", "in-place");
     print_line!(
-        "{:>12} {:>12} {:<14} {:<7}{:>9} {:>8} {:>8} {:>6}  {:>9} {:>8} {:>8} {:>6}",
+        "{:>12} {:>12} {:<14} {:<17}{:>9} {:>8} {:>8} {:>6}  {:>9} {:>8} {:>8} {:>6}",
         "size (B)",
         "count",
         "operation",
@@ -288,7 +313,7 @@ fn print_rows(
     bench: &DeviceBench<'_>,
     kind: Collective,
     bytes: usize,
-    engine: DeviceEngine,
+    group: &DeviceGroup,
     both: &[Measured],
 ) {
     let record = |(in_place, measured): (bool, &Measured)| {
@@ -296,10 +321,10 @@ fn print_rows(
         Record {
             op: kind.name(),
             engine: bench.engine,
-            algo: engine.name(),
+            algo: group.engine().name(),
             ranks: world.size(),
             dtype: bench.dtype.name(),
-            buffers: "device",
+            buffers: if group.registers() { "registered" } else { "device" },
             in_place,
             bytes,
             time_us: measured.seconds * 1e6,
@@ -319,11 +344,11 @@ fn print_rows(
         format!("{:>9.2} {:>8.2} {:>8.2} {:>6}", r.time_us, r.algbw_gbs, r.busbw_gbs, r.wrong)
     };
     print_line!(
-        "{:>12} {:>12} {:<14} {:<7}{}  {}",
+        "{:>12} {:>12} {:<14} {:<17}{}  {}",
         bytes,
         bytes / bench.dtype.bytes(),
         kind.name(),
-        engine.name(),
+        engine(group),
         columns(&records[0]),
         columns(&records[1])
     );

@@ -4,13 +4,57 @@
 use super::shared::MAX_MEMBERS;
 use lockstep_types::DeviceEngine;
 
+/// What a group should use for device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceOptions {
+    pub engine: DeviceEngine,
+    /// Register the buffers of collectives with NCCL, if it is the engine.
+    pub register: bool,
+}
+
+impl From<DeviceEngine> for DeviceOptions {
+    fn from(engine: DeviceEngine) -> DeviceOptions {
+        DeviceOptions { engine, register: false }
+    }
+}
+
 /// The engine of a group, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineChoice {
     pub engine: DeviceEngine,
     pub reason: String,
+    /// Buffers of collectives are registered with NCCL.
+    pub registers: bool,
     /// Why collectives are slower than they could be.
     pub warning: Option<String>,
+}
+
+impl EngineChoice {
+    /// Registers buffers, if the engine is NCCL and each member is a process of its own.
+    pub(super) fn with_registration(self, facts: &[MemberFacts]) -> EngineChoice {
+        if self.engine != DeviceEngine::Nccl {
+            return self;
+        }
+        let is_same = |a: &MemberFacts, b: &MemberFacts| (a.host, a.pid) == (b.host, b.pid);
+        let threads = facts
+            .iter()
+            .enumerate()
+            .find_map(|(i, b)| facts[..i].iter().find(|a| is_same(a, b)).map(|a| (a.rank, b.rank)));
+        match threads {
+            None => {
+                let reason = format!("{}; buffers are registered", self.reason);
+                EngineChoice { registers: true, reason, ..self }
+            }
+            // Not tried between threads, where NCCL 2.32 was seen to hang with buffers that span two allocations.
+            Some((a, b)) => {
+                let warning = format!(
+                    "buffers are not registered with NCCL: ranks {a} and {b} are threads of one process; start a process \
+                     per rank, e.g. with --engine shm"
+                );
+                EngineChoice { warning: self.warning.or(Some(warning)), ..self }
+            }
+        }
+    }
 }
 
 /// Facts about one member.
@@ -52,7 +96,9 @@ const NCCL_SHARES_A_GPU: u64 = 23000;
 /// Chooses the engine, or says why the wanted one cannot be used.
 pub(super) fn choose(wanted: DeviceEngine, facts: &[MemberFacts]) -> Result<EngineChoice, String> {
     let (shared, nccl) = (why_not_shared(facts), why_not_nccl(facts));
-    let choice = |engine, reason: String| Ok(EngineChoice { engine, reason, warning: None });
+    let choice = |engine, reason: String| {
+        Ok(EngineChoice { engine, reason, registers: false, warning: None })
+    };
     match wanted {
         DeviceEngine::Host => choice(DeviceEngine::Host, "as configured".into()),
         DeviceEngine::Shared => match shared {
@@ -86,7 +132,9 @@ pub(super) fn choose_over_mpi(
     wanted: DeviceEngine,
     facts: &[MemberFacts],
 ) -> Result<EngineChoice, String> {
-    let choice = |engine, reason: String| Ok(EngineChoice { engine, reason, warning: None });
+    let choice = |engine, reason: String| {
+        Ok(EngineChoice { engine, reason, registers: false, warning: None })
+    };
     let refuses = facts.iter().find(|f| f.cuda_aware_mpi == Some(false));
     match wanted {
         DeviceEngine::Host => choice(DeviceEngine::Host, "as configured".into()),
@@ -94,6 +142,7 @@ pub(super) fn choose_over_mpi(
             None => Ok(EngineChoice {
                 engine: DeviceEngine::Mpi,
                 reason: "as configured".into(),
+                registers: false,
                 warning: refuses.map(|fact| {
                     format!(
                         "the MPI of rank {} says that it has no CUDA support: it may crash when it reads the memory of a GPU",
@@ -272,6 +321,26 @@ mod tests {
         let error = choose(DeviceEngine::Nccl, &apart).unwrap_err();
         assert!(error.ends_with("rank 2 has no NCCL 2.18 or newer"), "{error}");
         assert_eq!(choose(DeviceEngine::Host, &apart).unwrap().engine, DeviceEngine::Host);
+    }
+
+    #[test]
+    fn nccl_registers_the_buffers_of_processes() {
+        let own_gpus = [member(0, 1, 22803), MemberFacts { pid: 101, ..member(1, 2, 22803) }];
+        let chosen =
+            |wanted, facts: &[MemberFacts]| choose(wanted, facts).unwrap().with_registration(facts);
+        let choice = chosen(DeviceEngine::Auto, &own_gpus);
+        assert!(choice.registers && choice.warning.is_none(), "{choice:?}");
+        assert!(choice.reason.ends_with("NCCL 2.28.3; buffers are registered"), "{choice:?}");
+        let apart = own_gpus.map(|member| MemberFacts { host: member.rank, pid: 100, ..member });
+        assert!(chosen(DeviceEngine::Nccl, &apart).registers);
+
+        let threads = [member(0, 1, 22803), member(1, 2, 22803)];
+        let choice = chosen(DeviceEngine::Nccl, &threads);
+        assert!(!choice.registers);
+        let warning = choice.warning.unwrap();
+        assert!(warning.contains("ranks 0 and 1 are threads of one process"), "{warning}");
+        let shared = chosen(DeviceEngine::Shared, &[member(0, 1, 0), member(1, 1, 0)]);
+        assert!(!shared.registers && shared.warning.is_none(), "{shared:?}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod messages;
 pub(crate) mod shared;
 mod slice;
 
-pub use choice::EngineChoice;
+pub use choice::{DeviceOptions, EngineChoice};
 pub use slice::DeviceSlice;
 
 use crate::call::Algo;
@@ -76,9 +76,14 @@ pub struct DeviceGroup {
 }
 
 impl Group {
-    /// Chooses an engine for device memory. All members call it, each with its GPU, if it has one. Fails on all members
-    /// if the wanted engine cannot be used.
-    pub fn open_device(&self, gpu: Option<&Gpu>, wanted: DeviceEngine) -> Result<EngineChoice> {
+    /// Chooses an engine for device memory. All members call it with the same options, each with its GPU, if it has one.
+    /// Fails on all members if the wanted engine cannot be used.
+    pub fn open_device(
+        &self,
+        gpu: Option<&Gpu>,
+        options: impl Into<DeviceOptions>,
+    ) -> Result<EngineChoice> {
+        let DeviceOptions { engine: wanted, register } = options.into();
         if let Some(state) = self.inner.device.get() {
             return Ok(state.choice.clone());
         }
@@ -91,6 +96,7 @@ impl Group {
             (DeviceEngine::Nccl, Err(missing)) => self.misuse(format!("{what}: {missing}")),
             _ => self.misuse(what),
         })?;
+        let choice = if register { choice.with_registration(&facts) } else { choice };
         let mps = || choice::mps_warning(&facts, lockstep_cuda::mps_runs());
         let choice = EngineChoice { warning: choice.warning.or_else(mps), ..choice };
         let engine = match (choice.engine, gpu) {
@@ -98,7 +104,8 @@ impl Group {
                 Engine::Shared(shared::Shared::open(self, gpu, &facts)?)
             }
             (DeviceEngine::Nccl, Some(gpu)) => {
-                Engine::Nccl(Nccl::open(self, gpu, choice::most_sharing(&facts))?)
+                let sharing = choice::most_sharing(&facts);
+                Engine::Nccl(Nccl::open(self, gpu, sharing, choice.registers)?)
             }
             #[cfg(feature = "mpi")]
             (DeviceEngine::Mpi, Some(gpu)) => Engine::Mpi(gpu.clone()),
@@ -160,6 +167,11 @@ impl DeviceGroup {
 
     pub fn engine(&self) -> DeviceEngine {
         self.state.choice.engine
+    }
+
+    /// Whether the buffers of collectives are registered with NCCL.
+    pub fn registers(&self) -> bool {
+        self.state.choice.registers
     }
 
     /// [`Group::all_reduce`] of `input` into `output`, which may be the same memory.

@@ -41,6 +41,17 @@ function_table! {
     }
 }
 
+function_table! {
+    /// Functions for the registration of buffers.
+    RegistrationFunctions {
+        fn ncclCommRegister(comm: Handle, buffer: Address, bytes: usize, handle: *mut Handle) -> c_int;
+        fn ncclCommDeregister(comm: Handle, handle: Handle) -> c_int;
+    }
+}
+
+/// The oldest version whose registration is used. Older ones have it, but were not looked at.
+const OLDEST_WITH_REGISTRATION: u64 = 22800;
+
 /// `NCCL_SPLIT_NOCOLOR`
 pub(crate) const NO_COLOR: c_int = -1;
 
@@ -100,6 +111,8 @@ pub(crate) const IN_PROGRESS: c_int = 7;
 /// The library of this process.
 pub(crate) struct Api {
     pub functions: Functions,
+    /// None if the version is too old.
+    registration: Option<RegistrationFunctions>,
     /// E.g. 22803.
     pub version: u64,
     path: PathBuf,
@@ -136,7 +149,24 @@ impl Api {
         }
         let version = version as u64;
         check_version(version, &library.path.display().to_string())?;
-        Ok(Api { functions: Functions::load(&library)?, version, path: library.path })
+        let functions = Functions::load(&library)?;
+        let registration = match version {
+            OLDEST_WITH_REGISTRATION.. => Some(RegistrationFunctions::load(&library)?),
+            _ => None,
+        };
+        Ok(Api { functions, registration, version, path: library.path })
+    }
+
+    /// The functions for the registration of buffers, or why there are none.
+    pub(crate) fn registration(&self) -> Result<RegistrationFunctions, CudaError> {
+        self.registration.ok_or_else(|| {
+            CudaError::new(format!(
+                "NCCL {} cannot register buffers, which needs {} or newer; {}, or set comm.register_buffers=false",
+                dotted(self.version),
+                dotted(OLDEST_WITH_REGISTRATION),
+                NCCL.install
+            ))
+        })
     }
 
     /// The text of a status, with the last error of the library.

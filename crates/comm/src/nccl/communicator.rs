@@ -200,14 +200,14 @@ impl Communicator {
         if let Some(failure) = watch.board.wait_for_alarm(grace) {
             return watch.error(None, failure);
         }
-        let text = format!(
-            "rank {} cannot perform {} of group {}: {}",
-            watch.rank,
-            watch.call,
-            watch.group_name,
-            self.api.describe(status)
-        );
-        watch.raise(None, Failure { culprit: watch.rank, cause: Cause::Failed, text })
+        self.cannot(watch, &self.api.describe(status))
+    }
+
+    /// Breaks the world, because this rank cannot perform a call.
+    pub fn cannot(&self, watch: &Watch, why: &str) -> Error {
+        let Watch { rank, call, group_name, .. } = watch;
+        let text = format!("rank {rank} cannot perform {call} of group {group_name}: {why}");
+        watch.raise(None, Failure { culprit: *rank, cause: Cause::Failed, text })
     }
 
     /// The asynchronous status; success if the communicator was aborted. Never waits for a call that is being enqueued.

@@ -2,15 +2,16 @@
 //! flight recorder stay ours; the unique id of a communicator travels over the group's own connections.
 //!
 //! `api` declares the functions, `communicator` creates, splits and aborts communicators, `collectives` and `messages`
-//! enqueue calls, `connect` orders the creation of communicators for messages, and `watcher` follows calls until the GPU
-//! has completed them: a dead, stuck or mismatched rank breaks the world as it does for collectives on host memory, and
-//! then the communicator is aborted, which releases streams that wait for it.
+//! enqueue calls, `registry` registers the buffers of collectives, `connect` orders the creation of communicators for
+//! messages, and `watcher` follows calls until the GPU has completed them: a dead, stuck or mismatched rank breaks the world
+//! as it does for collectives on host memory, and then the communicator is aborted, which releases streams that wait for it.
 
 pub(crate) mod api;
 mod collectives;
 mod communicator;
 mod connect;
 mod messages;
+mod registry;
 mod watcher;
 
 pub(crate) use communicator::Communicator;
@@ -27,10 +28,12 @@ use crate::group::messages::End;
 use crate::health::watch::Watch;
 use crate::lane::Lane;
 use crate::link::{Rx, Tx};
+use api::SUCCESS;
 use communicator::under_watch;
 use lockstep_cuda::{Gpu, Stream};
 use lockstep_types::Dtype;
 use messages::Messages;
+use registry::Registry;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use watcher::{Enqueued, Watcher};
@@ -39,6 +42,8 @@ pub(crate) struct Nccl {
     communicator: Arc<Communicator>,
     watcher: Watcher,
     messages: Messages,
+    /// None if buffers are not registered.
+    registry: Option<Registry>,
     gpu: Gpu,
     /// World ranks of the members.
     members: Arc<[usize]>,
@@ -50,8 +55,11 @@ pub(crate) struct Nccl {
 
 impl Nccl {
     /// Opens the engine, `sharing` of whose members use one GPU at most. All members call it. Uses the communicator that
-    /// was split for the group, if its parent had one, and otherwise creates it.
-    pub(crate) fn open(group: &Group, gpu: &Gpu, sharing: usize) -> Result<Nccl> {
+    /// was split for the group, if its parent had one, and otherwise creates it. `registers`: buffers of collectives are
+    /// registered.
+    pub(crate) fn open(group: &Group, gpu: &Gpu, sharing: usize, registers: bool) -> Result<Nccl> {
+        let registry = registers.then(|| Registry::new(gpu.context.clone())).transpose();
+        let registry = registry.map_err(|error| group.misuse(error.to_string()))?;
         let split = group.inner.communicator.lock().unwrap_or_else(|e| e.into_inner()).take();
         let communicator = match split {
             Some(communicator) => communicator,
@@ -59,6 +67,7 @@ impl Nccl {
         };
         let communicator = Arc::new(communicator);
         Ok(Nccl {
+            registry,
             messages: Messages::new(communicator.api, group, gpu, sharing),
             communicator,
             watcher: Watcher::start(),
@@ -108,7 +117,22 @@ impl Nccl {
         args: &DeviceArgs<'_>,
     ) -> Result<()> {
         let before = stream.record();
+        let buffers = args.buffers().into_iter().chain(source);
+        let mut allocations = Vec::new();
+        if let Some(registry) = &self.registry {
+            for buffer in buffers {
+                let found = registry.allocation(buffer);
+                allocations.extend(found.map_err(|why| self.communicator.cannot(&watch, &why))?);
+            }
+        }
         self.communicator.enqueue((&watch, &self.members), |api, comm| {
+            let register = |registry: &Registry| {
+                let statuses = allocations.iter().map(|one| registry.register(comm, one));
+                statuses.into_iter().find(|status| *status != SUCCESS)
+            };
+            if let Some(status) = self.registry.as_ref().and_then(register) {
+                return status;
+            }
             let target = collectives::target(api, comm, stream, dtype, self.place);
             target.enqueue(source, args)
         })?;

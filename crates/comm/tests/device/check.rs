@@ -2,12 +2,12 @@
 
 use crate::memory::DeviceVec;
 use half::{bf16, f16};
-use lockstep_comm::{DeviceEngine, DeviceGroup, Element, Group, Op, shard_range};
+use lockstep_comm::{DeviceEngine, DeviceGroup, DeviceOptions, Element, Group, Op, shard_range};
 use lockstep_cuda::{Gpu, Stream};
 
 /// Opens a group with an engine.
-pub fn open(group: &Group, gpu: &Gpu, engine: DeviceEngine) -> DeviceGroup {
-    group.open_device(Some(gpu), engine).unwrap();
+pub fn open(group: &Group, gpu: &Gpu, options: impl Into<DeviceOptions>) -> DeviceGroup {
+    group.open_device(Some(gpu), options).unwrap();
     group.device().expect("an engine of device memory")
 }
 
@@ -198,11 +198,16 @@ impl Rank<'_> {
 }
 
 /// All collectives of these lengths, at aligned and unaligned addresses.
-pub fn check_lengths(group: &Group, gpu: &Gpu, engine: DeviceEngine, lengths: &[usize]) {
-    let device = open(group, gpu, engine);
+pub fn check_lengths(
+    group: &Group,
+    gpu: &Gpu,
+    options: impl Into<DeviceOptions>,
+    lengths: &[usize],
+) {
+    let device = open(group, gpu, options);
     let stream = Stream::new(gpu.context.clone());
     // NCCL adds in another order than the host, and so does MPI on the host.
-    let values = match engine {
+    let values = match device.engine() {
         DeviceEngine::Nccl | DeviceEngine::Mpi => Values::SmallIntegers,
         _ => Values::Fractions,
     };

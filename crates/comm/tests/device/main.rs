@@ -15,11 +15,12 @@ mod processes;
 #[path = "../suite/ranks.rs"]
 #[allow(dead_code)]
 mod ranks;
+mod registered;
 
 use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard};
 
-use lockstep_comm::{DeviceEngine, DeviceGroup, Group};
+use lockstep_comm::{DeviceEngine, DeviceGroup, DeviceOptions, Group};
 use lockstep_cuda::Gpu;
 
 /// The first GPU, of one test at a time. Kernels of NCCL wait for each other on the GPU, and what another test allocates or
@@ -56,7 +57,11 @@ fn gpu(test: &str) -> Option<Turn> {
 /// The group on NCCL, if it can be used here: several ranks on one GPU need NCCL 2.30 or newer and
 /// `NCCL_MULTI_RANK_GPU_ENABLE=1`. All members call it.
 fn open_nccl(group: &Group, gpu: &Gpu) -> Option<DeviceGroup> {
-    match group.open_device(Some(gpu), DeviceEngine::Nccl) {
+    open_nccl_with(group, gpu, DeviceEngine::Nccl.into())
+}
+
+fn open_nccl_with(group: &Group, gpu: &Gpu, options: DeviceOptions) -> Option<DeviceGroup> {
+    match group.open_device(Some(gpu), options) {
         Ok(_) => group.device(),
         Err(error) => {
             println!("skipped: {error}");

@@ -48,6 +48,7 @@ pub(super) fn config_of(plan: &Plan) -> Config {
     config.comm.overlap = Some(plan.comm.overlap.data);
     config.comm.compression = Some(plan.comm.compression);
     config.comm.device_engine = Some(plan.comm.device_engine);
+    config.comm.register_buffers = Some(plan.comm.register_buffers);
     config.checkpoint.every = Some(plan.checkpoint.every);
     config.checkpoint.keep = Some(plan.checkpoint.keep);
     config

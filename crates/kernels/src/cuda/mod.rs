@@ -1,9 +1,8 @@
 //! The CUDA backend: one GPU, on which operations are enqueued in order and run behind the host.
 //!
-//! Built on `lockstep_cuda`. `blaslt` and `dnn` declare the functions that are used of cuBLASLt and cuDNN, `arena` is the
-//! pool's memory. The other files are the operations, one per file of `device`; their kernels are in `kernels/`.
+//! Built on `lockstep_cuda`. `blaslt` and `dnn` declare the functions that are used of cuBLASLt and cuDNN. The other files
+//! are the operations, one per file of `device`; their kernels are in `kernels/`.
 
-mod arena;
 pub(crate) mod attention;
 pub(crate) mod blaslt;
 pub(crate) mod dnn;
@@ -32,10 +31,10 @@ mod uploads;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-pub(crate) use arena::Arena;
 pub use lockstep_cuda::CudaError;
 use lockstep_cuda::{
-    Arg, Context, DeviceBuffer, Gpu, Grid, Kernels, Result, Source, Stream, StreamEvent, nvml,
+    Arena, Arg, Context, DeviceBuffer, Gpu, Grid, Kernels, Result, Source, Stream, StreamEvent,
+    nvml,
 };
 pub use queue::OperationCounts;
 use queue::{Libraries, Operation, Queue};

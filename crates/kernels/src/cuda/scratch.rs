@@ -4,9 +4,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use lockstep_cuda::Context;
+use lockstep_cuda::{Arena, Context};
 
-use super::{Arena, Cuda};
+use super::Cuda;
 use crate::memory::Extent;
 use crate::{Dtype, Location, ViewMut};
 
@@ -29,7 +29,7 @@ impl ScratchGuard<'_> {
 
     /// An f32 matrix that begins `offset` bytes into the memory. The contents are unspecified.
     pub fn as_f32(&self, offset: usize, rows: usize, cols: usize) -> ViewMut<'_> {
-        let has = self.0.len();
+        let has = self.0.bytes();
         assert!(offset + 4 * rows * cols <= has, "{has} bytes of scratch memory are too few");
         let extent = Extent { rows, cols, dtype: Dtype::F32, location: Location::Device };
         // SAFETY: inside the allocation, which lives as long as the guard. Views of one guard do not overlap.
@@ -44,7 +44,7 @@ impl Cuda {
     /// If the GPU has no memory left.
     pub(crate) fn scratch(&self, bytes: usize) -> ScratchGuard<'_> {
         let mut memory = self.scratch.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let missing = bytes.saturating_sub(memory.len());
+        let missing = bytes.saturating_sub(memory.bytes());
         if missing > 0 && memory.grow(missing).is_none() {
             panic!(
                 "no memory for {} MiB of scratch memory of operations: {}",

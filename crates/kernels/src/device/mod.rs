@@ -131,7 +131,12 @@ impl Device {
         match &self.0.backend {
             Backend::Cpu(_) => Device::cpu(1),
             Backend::Cuda(cuda) => {
-                Device::of_cuda(cuda.second().unwrap_or_else(|error| panic!("{error}")))
+                let second = cuda.second().unwrap_or_else(|error| panic!("{error}"));
+                let device = Device::of_cuda(second);
+                if self.0.pool.separates_chunks() {
+                    device.separate_chunks(0);
+                }
+                device
             }
         }
     }
@@ -171,6 +176,12 @@ impl Device {
             Backend::Cpu(_) => {}
             Backend::Cuda(cuda) => cuda.set_tf32(on),
         }
+    }
+
+    /// From now on, no tensor of a GPU spans two allocations of the driver, so that each of them can be registered with a
+    /// library of communication. The next allocation has at least `bytes`, if there is room. No effect on a CPU.
+    pub fn separate_chunks(&self, bytes: usize) {
+        self.0.pool.separate_chunks(bytes);
     }
 
     /// Limits the memory that tensors may take. An allocation beyond it fails as if the device had no more.

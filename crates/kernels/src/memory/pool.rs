@@ -4,11 +4,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use lockstep_cuda::Context;
+use lockstep_cuda::{Arena, Context};
 
 use super::region::{Piece, Region};
 use super::{Location, MemoryUsage, OutOfMemory, Tag};
-use crate::cuda::Arena;
 
 /// The memory of a device, and the host memory that belongs to it.
 pub(crate) struct Pool {
@@ -89,6 +88,15 @@ impl Pool {
     /// Limits the device memory that is taken from the system.
     pub fn set_limit(&self, bytes: usize) {
         self.lock().device.set_limit(bytes);
+    }
+
+    /// Keeps pieces of device memory within one chunk, of which the next has at least `bytes`.
+    pub fn separate_chunks(&self, bytes: usize) {
+        self.lock().device.separate_chunks(bytes);
+    }
+
+    pub fn separates_chunks(&self) -> bool {
+        self.lock().device.separates_chunks()
     }
 
     /// Whether `bytes` of device memory can be allocated without taking more from the system.

@@ -3,10 +3,9 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::sync::Arc;
 
-use lockstep_cuda::{Context, PinnedBuffer};
+use lockstep_cuda::{Arena, Context, PinnedBuffer};
 
 use super::Location;
-use crate::cuda::Arena;
 
 /// Minimum chunk of pageable memory. Untouched pages cost nothing.
 const CHUNK: usize = 64 << 20;
@@ -28,11 +27,16 @@ impl Piece {
     }
 }
 
+/// Minimum chunk of device memory, if no piece may span two.
+const DEVICE_CHUNK: usize = 256 << 20;
+
 /// Memory of one kind with its free pieces.
 pub(super) struct Region {
     source: Source,
     /// Most bytes to take from the system.
     limit: usize,
+    /// Least bytes of the next chunk of device memory, if no piece may span two.
+    separate: Option<usize>,
     /// Free pieces, sorted by address. Adjacent pieces of one chunk are always merged.
     free: Vec<Piece>,
 }
@@ -57,12 +61,21 @@ impl Region {
     }
 
     fn of(source: Source) -> Region {
-        Region { source, limit: usize::MAX, free: Vec::new() }
+        Region { source, limit: usize::MAX, separate: None, free: Vec::new() }
     }
 
     /// Takes no more from the system if that would be more than `bytes` in total.
     pub fn set_limit(&mut self, bytes: usize) {
         self.limit = bytes;
+    }
+
+    /// From now on, no piece of device memory spans two chunks. The next one has at least `bytes`, if there is room.
+    pub fn separate_chunks(&mut self, bytes: usize) {
+        self.separate = Some(bytes.max(DEVICE_CHUNK));
+    }
+
+    pub fn separates_chunks(&self) -> bool {
+        self.separate.is_some()
     }
 
     pub fn location(&self) -> Location {
@@ -89,7 +102,7 @@ impl Region {
                 chunks.iter().map(|chunk| chunk.usable(self.alignment()).bytes).sum()
             }
             Source::Pinned(_, chunks) => chunks.iter().map(|chunk| chunk.bytes).sum(),
-            Source::Device(arena) => arena.len(),
+            Source::Device(arena) => arena.bytes(),
         }
     }
 
@@ -118,7 +131,8 @@ impl Region {
     fn grow(&mut self, bytes: usize) -> Option<usize> {
         let alignment = self.alignment();
         // A GPU's memory grows in steps, of which the last may exceed the limit.
-        if self.reserved().saturating_add(bytes) > self.limit {
+        let room = self.limit.saturating_sub(self.reserved());
+        if bytes > room {
             return None;
         }
         let piece = match &mut self.source {
@@ -136,10 +150,23 @@ impl Region {
                 piece
             }
             Source::Device(arena) => {
-                let end = arena.start() as usize + arena.len();
-                let at_end = self.free.last().filter(|piece| piece.start + piece.bytes == end);
-                let missing = bytes - at_end.map_or(0, |piece| piece.bytes);
-                Piece { start: end, bytes: arena.grow(missing)? }
+                let end = arena.start() as usize + arena.bytes();
+                match self.separate {
+                    None => {
+                        let is_last = |piece: &&Piece| piece.start + piece.bytes == end;
+                        let at_end = self.free.last().filter(is_last);
+                        let missing = bytes - at_end.map_or(0, |piece| piece.bytes);
+                        Piece { start: end, bytes: arena.grow(missing)? }
+                    }
+                    Some(least) => {
+                        self.separate = Some(DEVICE_CHUNK);
+                        let needed = bytes + alignment;
+                        let grown = arena.grow(least.min(room).max(needed));
+                        let grown = grown.or_else(|| arena.grow(needed))?;
+                        // The end of a chunk stays unused, so that pieces of two chunks are never adjacent.
+                        Piece { start: end, bytes: grown - alignment }
+                    }
+                }
             }
         };
         self.put(piece);

@@ -11,6 +11,7 @@ mod embedding;
 mod fp8;
 mod grouped;
 mod matmul;
+mod memory;
 mod mlp;
 mod norm;
 mod pack;

@@ -22,6 +22,8 @@ pub struct Comm {
     pub overlap: Option<bool>,
     /// Engine of collectives on device memory.
     pub device_engine: Option<DeviceEngine>,
+    /// Register the buffers of collectives with NCCL.
+    pub register_buffers: Option<bool>,
 }
 
 /// Gradient compression along the data axis, with error feedback: the residual of rounding or selection is added to
@@ -90,6 +92,7 @@ impl Comm {
                     })
                 },
             ),
+            register_buffers: reader.flag("comm.register_buffers"),
         }
     }
 }

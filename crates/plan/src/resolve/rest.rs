@@ -54,7 +54,16 @@ pub(super) fn comm(checker: &mut Checker, steps: usize) -> Comm {
     let compression_warmup = warmup(checker, compression, steps);
     let overlap = Overlap::default(); // resolved with the placement of the ranks
     let device_engine = typed.device_engine.unwrap_or_default();
-    Comm { timeout_s, bucket_bytes, compression, compression_warmup, overlap, device_engine }
+    let register_buffers = typed.register_buffers.unwrap_or(false);
+    Comm {
+        timeout_s,
+        bucket_bytes,
+        compression,
+        compression_warmup,
+        overlap,
+        device_engine,
+        register_buffers,
+    }
 }
 
 /// A compression that depends on neighbouring elements gives a different result on each tensor rank, even for

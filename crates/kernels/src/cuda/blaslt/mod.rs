@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lockstep_cuda::{
-    Context, CudaError, DeviceBuffer, Result, Stream,
+    Arena, Context, CudaError, DeviceBuffer, Result, Stream,
     driver::Handle,
     loader::{self, Library},
 };
@@ -19,7 +19,6 @@ use api::{Algorithm, Functions, HeuristicResult};
 use chosen::{Chosen, SharedChosen};
 pub(crate) use problem::{Addend, EpilogueKind, Inputs, Problem, alignment};
 
-use crate::cuda::Arena;
 use crate::{Dtype, Fp8Format};
 
 /// Memory that algorithms may use, e.g. to split the inner dimension. cuBLAS recommends 32 MiB for Hopper.

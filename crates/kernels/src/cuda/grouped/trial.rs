@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use lockstep_cuda::cache;
+use lockstep_cuda::{Arena, cache};
 
 use super::{GROUPED, describe};
-use crate::cuda::{Arena, Arg, Cuda, Grid};
+use crate::cuda::{Arg, Cuda, Grid};
 use crate::device::{GroupedKind, GroupedMatmul, Stack};
 use crate::memory::Extent;
 use crate::{Dtype, Location, ViewMut};

@@ -1,21 +1,19 @@
-//! Device memory of the pool: one range of addresses that grows at its end. Pieces therefore never lie in different
-//! chunks, and free memory at the end is extended instead of wasted.
+//! Device memory that grows: one range of addresses, whose end is backed by more memory when it is needed. What is cut from
+//! it never lies in different chunks, and free memory at the end is extended instead of wasted.
 
 use std::sync::Arc;
 
-use lockstep_cuda::{
-    Context,
-    driver::{
-        ACCESS_READ_WRITE, ALLOCATION_PINNED, AccessDescription, Address, AllocationProperties,
-        LOCATION_DEVICE, MemoryLocation, OUT_OF_MEMORY,
-    },
+use crate::Context;
+use crate::driver::{
+    ACCESS_READ_WRITE, ALLOCATION_PINNED, AccessDescription, Address, AllocationProperties,
+    Attribute, HANDLE_POSIX_FILE, LOCATION_DEVICE, MemoryLocation, OUT_OF_MEMORY, SUCCESS,
 };
 
 /// Physical memory is mapped in multiples of this: 32 pages of 2 MiB.
 const STEP: usize = 64 << 20;
 
 /// A growing range of device memory.
-pub(crate) struct Arena {
+pub struct Arena {
     context: Arc<Context>,
     start: Address,
     reserved: usize,
@@ -41,34 +39,45 @@ impl Arena {
         Some(arena)
     }
 
+    /// The first address.
     pub fn start(&self) -> Address {
         self.start
     }
 
     /// Bytes that are backed by memory.
-    pub fn len(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.mapped.iter().map(|(_, bytes)| bytes).sum()
     }
 
     /// Backs at least `bytes` more. Returns how many, or nothing if the GPU has no memory left.
     pub fn grow(&mut self, bytes: usize) -> Option<usize> {
-        let (bytes, used) = (bytes.next_multiple_of(STEP), self.len());
+        let (bytes, used) = (bytes.next_multiple_of(STEP), self.bytes());
         if used + bytes > self.reserved {
             return None;
         }
         let location = MemoryLocation { kind: LOCATION_DEVICE, id: self.context.device() };
-        let properties = AllocationProperties {
+        let (shares, rdma) =
+            (self.context.has(Attribute::SharesMapped), self.context.has(Attribute::RdmaMapped));
+        // NCCL can register such memory.
+        let mut properties = AllocationProperties {
             kind: ALLOCATION_PINNED,
-            handle_types: 0,
+            handle_types: if shares { HANDLE_POSIX_FILE } else { 0 },
             location,
             metadata: std::ptr::null_mut(),
-            flags: [0; 8],
+            compression: 0,
+            rdma: u8::from(rdma),
+            reserved: [0; 6],
         };
         let access = AccessDescription { location, flags: ACCESS_READ_WRITE };
         let (api, at, mut handle) = (self.context.api(), self.start + used as u64, 0);
         // SAFETY: the range lies in the reserved addresses and is not mapped yet.
         unsafe {
-            let status = (api.cuMemCreate)(&mut handle, bytes, &properties, 0);
+            let mut status = (api.cuMemCreate)(&mut handle, bytes, &properties, 0);
+            if ![SUCCESS, OUT_OF_MEMORY].contains(&status) && shares {
+                // A sandbox may not allow what the device can do.
+                (properties.handle_types, properties.rdma) = (0, 0);
+                status = (api.cuMemCreate)(&mut handle, bytes, &properties, 0);
+            }
             if status == OUT_OF_MEMORY {
                 return None;
             }
