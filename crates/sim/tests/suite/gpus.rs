@@ -42,10 +42,10 @@ fn steps_of_an_h200_are_predicted_within_a_tenth() {
         (small.clone(), 1024, [16, 2], 40.8),
         (small.clone(), 1024, [32, 32], 56.5),
         (small, 1024, [64, 64], 110.8),
-        (gpt2(1024, 24, 16), 1024, [16, 16], 79.7),
-        (gpt2(1600, 48, 25), 1024, [8, 8], 169.4),
-        (llama(4096), 4096, [4, 4], 250.4),
-        (llama(8192), 8192, [2, 2], 285.0),
+        (gpt2(1024, 24, 16), 1024, [16, 16], 77.7),
+        (gpt2(1600, 48, 25), 1024, [8, 8], 168.6),
+        (llama(4096), 4096, [4, 4], 248.6),
+        (llama(8192), 8192, [2, 2], 282.5),
         (experts, 1024, [16, 16], 53.1),
     ];
     for (model, seq, batch, milliseconds) in measured {
@@ -78,12 +78,12 @@ fn steps_of_two_ranks_on_an_h200_are_predicted() {
         (small, "data=2 zero=3", 2, 502_334.0),
         (small, "tensor=2 sequence=true", 1, 418_792.0),
         (small, "pipe=2", 8, 410_706.0),
-        (llama, "data=2", 2, 60_360.0),
-        (llama, "data=2 zero=1", 2, 61_661.0),
-        (llama, "data=2 zero=2", 2, 61_974.0),
-        (llama, "data=2 zero=3", 2, 61_196.0),
-        (llama, "tensor=2 sequence=true", 1, 59_419.0),
-        (llama, "pipe=2", 4, 61_319.0),
+        (llama, "data=2", 2, 60_575.0),
+        (llama, "data=2 zero=1", 2, 62_097.0),
+        (llama, "data=2 zero=2", 2, 62_293.0),
+        (llama, "data=2 zero=3", 2, 61_389.0),
+        (llama, "tensor=2 sequence=true", 1, 59_530.0),
+        (llama, "pipe=2", 4, 62_329.0),
     ];
     for ((name, model, seq, batch), layout, parts, tokens_per_s) in rows {
         let plan = plan_on(&cluster, 2, model, seq, [batch, batch / parts], layout);
