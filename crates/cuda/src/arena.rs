@@ -1,5 +1,5 @@
-//! Device memory that grows: one range of addresses, whose end is backed by more memory when it is needed. What is cut from
-//! it never lies in different chunks, and free memory at the end is extended instead of wasted.
+//! Device memory that grows: one range of addresses, whose end is backed by more memory when it is needed. Free memory at the
+//! end is thus extended instead of wasted. Each extension is an allocation of its own to the driver.
 
 use std::sync::Arc;
 

@@ -200,14 +200,7 @@ impl Communicator {
         if let Some(failure) = watch.board.wait_for_alarm(grace) {
             return watch.error(None, failure);
         }
-        self.cannot(watch, &self.api.describe(status))
-    }
-
-    /// Breaks the world, because this rank cannot perform a call.
-    pub fn cannot(&self, watch: &Watch, why: &str) -> Error {
-        let Watch { rank, call, group_name, .. } = watch;
-        let text = format!("rank {rank} cannot perform {call} of group {group_name}: {why}");
-        watch.raise(None, Failure { culprit: *rank, cause: Cause::Failed, text })
+        cannot(watch, &self.api.describe(status))
     }
 
     /// The asynchronous status; success if the communicator was aborted. Never waits for a call that is being enqueued.
@@ -272,6 +265,13 @@ pub(super) fn under_watch<R>(group: &Group, step: impl FnOnce(&Watch) -> Result<
         let call = inner.collective_call(&barrier, (Algo::Nccl, Dtype::U8), number);
         inner.recorded(call, inner.spin_policy(false), |watch| step(&watch))
     })
+}
+
+/// Breaks the world, because this rank cannot perform a call.
+pub(super) fn cannot(watch: &Watch, why: &str) -> Error {
+    let Watch { rank, call, group_name, .. } = watch;
+    let text = format!("rank {rank} cannot perform {call} of group {group_name}: {why}");
+    watch.raise(None, Failure { culprit: *rank, cause: Cause::Failed, text })
 }
 
 /// Where NCCL writes a handle. It may do so after the call that asked for it has failed, so the memory is freed only

@@ -29,7 +29,7 @@ use crate::health::watch::Watch;
 use crate::lane::Lane;
 use crate::link::{Rx, Tx};
 use api::SUCCESS;
-use communicator::under_watch;
+use communicator::{cannot, under_watch};
 use lockstep_cuda::{Gpu, Stream};
 use lockstep_types::Dtype;
 use messages::Messages;
@@ -118,20 +118,14 @@ impl Nccl {
     ) -> Result<()> {
         let before = stream.record();
         let buffers = args.buffers().into_iter().chain(source);
-        let mut allocations = Vec::new();
-        if let Some(registry) = &self.registry {
-            for buffer in buffers {
-                let found = registry.allocation(buffer);
-                allocations.extend(found.map_err(|why| self.communicator.cannot(&watch, &why))?);
-            }
-        }
+        let found = self.registry.as_ref().map(|registry| registry.allocations(buffers));
+        let allocations = found.transpose().map_err(|why| cannot(&watch, &why))?;
         self.communicator.enqueue((&watch, &self.members), |api, comm| {
-            let register = |registry: &Registry| {
-                let statuses = allocations.iter().map(|one| registry.register(comm, one));
-                statuses.into_iter().find(|status| *status != SUCCESS)
-            };
-            if let Some(status) = self.registry.as_ref().and_then(register) {
-                return status;
+            if let Some((registry, allocations)) = self.registry.as_ref().zip(allocations) {
+                let status = registry.register_all(comm, &allocations);
+                if status != SUCCESS {
+                    return status;
+                }
             }
             let target = collectives::target(api, comm, stream, dtype, self.place);
             target.enqueue(source, args)

@@ -48,11 +48,15 @@ impl Registry {
         Ok(Registry { functions, memory, context, registered: Mutex::default() })
     }
 
-    /// The allocation of a buffer; none if it is empty.
-    pub fn allocation(&self, buffer: DeviceSlice) -> Result<Option<Allocation>, String> {
-        if buffer.is_empty() {
-            return Ok(None);
-        }
+    /// The allocations of buffers. Fails if a buffer spans two.
+    pub fn allocations(
+        &self,
+        buffers: impl Iterator<Item = DeviceSlice>,
+    ) -> Result<Vec<Allocation>, String> {
+        buffers.filter(|buffer| !buffer.is_empty()).map(|buffer| self.allocation(buffer)).collect()
+    }
+
+    fn allocation(&self, buffer: DeviceSlice) -> Result<Allocation, String> {
         let (mut start, mut bytes, mut id) = (0, 0, 0u64);
         self.context.api();
         // SAFETY: valid pointers; the attribute has this type.
@@ -72,11 +76,17 @@ impl Registry {
                 buffer.bytes()
             ));
         }
-        Ok(Some(Allocation { addresses: start..end, id }))
+        Ok(Allocation { addresses: start..end, id })
     }
 
-    /// Registers an allocation with the registry's communicator, if it is not yet. Returns NCCL's status.
-    pub fn register(&self, comm: Handle, allocation: &Allocation) -> c_int {
+    /// Registers allocations with the registry's communicator. Returns NCCL's first status that is not a success.
+    pub fn register_all(&self, comm: Handle, allocations: &[Allocation]) -> c_int {
+        let mut statuses = allocations.iter().map(|allocation| self.register(comm, allocation));
+        statuses.find(|status| *status != SUCCESS).unwrap_or(SUCCESS)
+    }
+
+    /// Registers an allocation, if it is not yet.
+    fn register(&self, comm: Handle, allocation: &Allocation) -> c_int {
         let mut registered = self.registered.lock().unwrap_or_else(|failed| failed.into_inner());
         if registered.iter().any(|one| one.allocation == *allocation) {
             return SUCCESS;

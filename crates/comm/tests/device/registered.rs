@@ -69,7 +69,7 @@ fn a_buffer_over_two_allocations_is_refused() {
     let test = "registered::a_buffer_over_two_allocations_is_refused";
     let Some(gpu) = gpu(test) else { return };
     let _deadline = Deadline::start(test, LIMIT);
-    on_processes(test, "", shared_memory(2), |world| {
+    on_processes(test, "world", shared_memory(2), |world| {
         let Some(device) = open_nccl_with(&world, &gpu, REGISTERED) else { return };
         let stream = Stream::new(gpu.context.clone());
         let mut arena = Arena::of(gpu.context.clone(), MAPPED).expect("memory");

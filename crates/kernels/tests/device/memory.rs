@@ -1,6 +1,7 @@
+//! Where tensors lie in the memory that a device takes from the driver.
+
 use lockstep_kernels::{Device, DeviceType, Dtype, Tag, Tensor};
 
-/// What a device takes from the driver at once, and where tensors lie in it.
 #[test]
 fn no_tensor_spans_separate_chunks() {
     const MIB: usize = 1 << 20;
