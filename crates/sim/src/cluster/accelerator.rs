@@ -1,5 +1,6 @@
 //! Speed and memory of one accelerator.
 
+use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{AttentionRates, BUILT_IN, Efficiency, GIB};
@@ -134,8 +135,7 @@ fn one() -> f64 {
 impl Accelerator {
     /// An accelerator of built_in.toml.
     pub fn built_in(name: &str) -> Option<Accelerator> {
-        let file: toml::Table = BUILT_IN.parse().expect("built_in.toml is TOML");
-        let table = file["accelerators"].get(name)?.clone();
+        let table = built_in().remove(name)?;
         Some(table.try_into().expect("built_in.toml describes accelerators"))
     }
 
@@ -152,19 +152,25 @@ impl Accelerator {
 
 /// Deserializes a table, or the name of a built-in accelerator.
 pub(super) fn by_name<'de, D: Deserializer<'de>>(reader: D) -> Result<Accelerator, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Written {
-        Name(String),
-        Table(Box<Accelerator>),
-    }
-    match Written::deserialize(reader)? {
-        Written::Table(accelerator) => Ok(*accelerator),
-        Written::Name(name) => Accelerator::built_in(&name).ok_or_else(|| {
-            let why = format!(
-                "unknown accelerator `{name}`; describe it in an [accelerator] table, or use a name of built_in.toml"
-            );
-            serde::de::Error::custom(why)
+    match toml::Value::deserialize(reader)? {
+        toml::Value::String(name) => Accelerator::built_in(&name).ok_or_else(|| {
+            let names = built_in().keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            Error::custom(format!(
+                "unknown accelerator `{name}`; describe it in an [accelerator] table, or use one of {names}"
+            ))
         }),
+        table @ toml::Value::Table(_) => {
+            // The error ends with the key in which it is, on a line of its own.
+            table.try_into().map_err(|error| Error::custom(error.to_string().trim_end()))
+        }
+        other => Err(Error::custom(format!(
+            "accelerator must be a table or the name of a built-in one (got {other})"
+        ))),
     }
+}
+
+/// The accelerators of built_in.toml.
+fn built_in() -> toml::Table {
+    let file: toml::Table = BUILT_IN.parse().expect("built_in.toml is TOML");
+    file["accelerators"].as_table().expect("built_in.toml has accelerators").clone()
 }

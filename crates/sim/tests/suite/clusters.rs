@@ -44,9 +44,26 @@ fn errors_suggest_a_fix() {
     );
     let wrong = with(&format!("[[links]]\nname = \"wire\"\nbandwidth_gbs = 0.0\n{link}"));
     assert_eq!(wrong.unwrap_err(), "link wire: bandwidth_gbs must be positive (got 0)");
-    let unknown = Cluster::parse("name = \"x\"\naccelerator = \"h10\"\nper_host = 8\nlinks = []\n")
-        .unwrap_err();
-    assert!(unknown.contains("unknown accelerator `h10`"), "{unknown}");
+}
+
+#[test]
+fn errors_name_what_is_wrong_in_an_accelerator() {
+    let error = |accelerator: &str| {
+        let text = format!("name = \"x\"\naccelerator = {accelerator}\nper_host = 8\nlinks = []\n");
+        Cluster::parse(&text).unwrap_err()
+    };
+    let unknown = error("\"h10\"");
+    assert!(
+        unknown.contains("line 2") && unknown.contains("unknown accelerator `h10`"),
+        "{unknown}"
+    );
+    assert!(unknown.contains("h100-96, h200"), "{unknown}");
+    let misspelled = error("{ name = \"x\", peek = 1.0 }");
+    assert!(misspelled.contains("unknown field `peek`"), "{misspelled}");
+    let text = error("{ name = \"x\", peak = { f32 = 1.0, bf16 = \"fast\" } }");
+    assert!(text.contains("string \"fast\"") && text.contains("`peak.bf16`"), "{text}");
+    let number = error("3");
+    assert!(number.contains("must be a table or the name of a built-in one (got 3)"), "{number}");
 }
 
 /// Every number of a description is checked: none may make an estimate infinite, negative or not a number.
