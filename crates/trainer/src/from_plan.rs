@@ -55,7 +55,7 @@ pub(crate) fn pass<'p>(
     }
 }
 
-/// The plan's wishes for collectives on device memory.
+/// The plan's options for collectives on device memory.
 pub fn device_options(plan: &Plan) -> DeviceOptions {
     DeviceOptions { engine: plan.comm.device_engine, register: plan.comm.register_buffers }
 }

@@ -4,7 +4,7 @@
 use super::shared::MAX_MEMBERS;
 use lockstep_types::DeviceEngine;
 
-/// Wishes for the collectives of a group on device memory.
+/// Options for the collectives of a group on device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceOptions {
     pub engine: DeviceEngine,

@@ -2,7 +2,7 @@
 //! through buffers of its own.
 //!
 //! NCCL wants the buffers of all members of a call to be registered, or none. So the memory of every buffer is, when a
-//! collective first uses it: the whole allocation that the buffer lies in. A buffer must not span two. NCCL would accept
+//! collective first uses it: the whole allocation that contains the buffer. A buffer must not span two. NCCL would accept
 //! that, but it maps only the allocations of the first buffer that it looks at to the other members, and uses this mapping
 //! for all buffers of the registration.
 

@@ -1,4 +1,4 @@
-//! Where tensors lie in the memory that a device takes from the driver.
+//! Addresses of tensors in the memory that a device takes from the driver.
 
 use lockstep_kernels::{Device, DeviceType, Dtype, Tag, Tensor};
 
