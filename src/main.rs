@@ -60,7 +60,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    use_all_queues_of_a_gpu();
+    // SAFETY: no other thread runs yet.
+    unsafe { lockstep_cuda::use_all_queues() };
     panic_hook::install();
     let log = tracing_subscriber::fmt().with_max_level(log_level()).with_writer(std::io::stderr);
     // Reporting a failed write to standard error would fail as well, and panic.
@@ -78,16 +79,6 @@ fn main() -> ExitCode {
         print::print_error!("error: {}", print::with_causes(&error));
         ExitCode::FAILURE
     })
-}
-
-/// A process uses 8 of the 32 queues of a GPU, unless this variable says otherwise. Streams that share a queue wait for each
-/// other, so a message of NCCL could be queued behind one that waits for it. Ranks inherit the variable.
-fn use_all_queues_of_a_gpu() {
-    const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-    if std::env::var_os(QUEUES.0).is_none() {
-        // SAFETY: no other thread runs yet.
-        unsafe { std::env::set_var(QUEUES.0, QUEUES.1) };
-    }
 }
 
 impl Command {

@@ -20,6 +20,7 @@ mod lost;
 pub mod nvlink;
 pub mod nvml;
 pub mod nvrtc;
+mod queues;
 mod stream;
 mod tensor_map;
 
@@ -34,5 +35,6 @@ pub use graph::Graph;
 pub use launch::{Arg, Function, Grid, Kernels, Source};
 pub use lost::DeviceLost;
 pub use nvrtc::Nvrtc;
+pub use queues::use_all_queues;
 pub use stream::{Stream, StreamEvent};
 pub use tensor_map::{Boxes, TensorMap};

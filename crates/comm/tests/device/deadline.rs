@@ -7,23 +7,28 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The limit of tests that take a few seconds.
+/// The limit of tests whose steps take less than a few seconds.
 pub const LIMIT: Duration = Duration::from_secs(32);
 
-/// The deadline of a test, until it is dropped.
+/// The deadline of the present step of a test, until it is dropped.
 pub struct Deadline {
     steps: Arc<Mutex<BTreeMap<usize, String>>>,
-    _running: Sender<()>,
+    begins: Sender<()>,
 }
 
 impl Deadline {
-    /// `limit` is much longer than the test takes on an idle GPU.
+    /// `limit` is much longer than a step takes on an idle GPU.
     pub fn start(test: &'static str, limit: Duration) -> Deadline {
         let steps: Arc<Mutex<BTreeMap<usize, String>>> = Arc::default();
-        let (running, ended) = channel::<()>();
+        let (begins, begun) = channel::<()>();
         let of_ranks = steps.clone();
         std::thread::spawn(move || {
-            if ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            let ended = loop {
+                if let Err(end) = begun.recv_timeout(limit) {
+                    break end;
+                }
+            };
+            if ended == RecvTimeoutError::Timeout {
                 let mut text = format!("{test} hangs for {} s:\n", limit.as_secs());
                 for (rank, step) in &*of_ranks.lock().unwrap() {
                     text += &format!("  rank {rank}: {step}\n");
@@ -34,11 +39,12 @@ impl Deadline {
                 unsafe { libc::_exit(1) };
             }
         });
-        Deadline { steps, _running: running }
+        Deadline { steps, begins }
     }
 
     /// Notes what a rank begins.
     pub fn step(&self, rank: usize, what: impl std::fmt::Display) {
         self.steps.lock().unwrap().insert(rank, what.to_string());
+        let _ = self.begins.send(());
     }
 }

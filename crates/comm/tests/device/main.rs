@@ -23,6 +23,17 @@ use std::sync::{Mutex, MutexGuard};
 use lockstep_comm::{DeviceEngine, DeviceGroup, DeviceOptions, Group};
 use lockstep_cuda::Gpu;
 
+/// Runs before `main`: the tests have many threads, and up to 32 streams of NCCL that wait for each other.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = {
+    extern "C" fn before_main() {
+        // SAFETY: no other thread runs before `main`.
+        unsafe { lockstep_cuda::use_all_queues() };
+    }
+    before_main
+};
+
 /// The first GPU, of one test at a time. Kernels of NCCL wait for each other on the GPU, and what another test allocates or
 /// frees can make them wait forever.
 struct Turn {

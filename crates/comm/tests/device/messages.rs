@@ -144,20 +144,12 @@ fn messages_in_both_directions_at_once() {
     }
 }
 
-/// The messages of four ranks have 24 streams, which wait for each other. A process has 8 queues to the GPU, unless
-/// `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise, and a stream waits for those that share its queue.
 #[test]
 fn messages_of_nccl_between_all_pairs() {
     let test = "messages_of_nccl_between_all_pairs";
     let Some(gpu) = gpu(test) else { return };
-    let queues = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
-    let queues: usize = queues.and_then(|queues| queues.parse().ok()).unwrap_or(8);
-    let most = if queues >= 24 { 4 } else { 3 };
-    if most < 4 {
-        println!("{test}: 4 ranks are skipped: set CUDA_DEVICE_MAX_CONNECTIONS=32");
-    }
     let deadline = Deadline::start(test, LIMIT);
-    for ranks in 2..=most {
+    for ranks in 2..=4 {
         on_threads(ranks, |world| {
             let me = world.rank();
             let step = |what: &str| deadline.step(me, format!("{ranks} ranks: {what}"));
