@@ -8,6 +8,9 @@
 A test is clean if it passes and the tool reports nothing. Prints the beginning of the report of each other test. A tool may
 itself fail in kernels of cuBLASLt and cuDNN, or not end in time: such tests are counted apart. Exits with 1 if a tool has
 found something, or if no test was clean.
+
+Known reports, with CUDA 13.0: racecheck and synccheck find errors in cuDNN's attention kernels. initcheck takes what cuDNN
+and cuBLASLt write with the copy engine for uninitialized, also when `attention_add_bf16` reads it.
 """
 
 import argparse
@@ -73,8 +76,12 @@ def run(args, tool, test):
     summary = SUMMARY.search(out)
     if summary is None:
         return FAILED, report
-    if int(summary[1]) > 0 or process.returncode != 0:
+    if int(summary[1]) > 0:
         return FOUND, report
+    if process.returncode != 0:
+        # The test itself failed; what it said is not the tool's.
+        own = [line for line in (out + err).splitlines() if not line.startswith("=========")]
+        return FOUND, "\n".join(own[-12:])
     return (SKIPPED if any("skipped: " in line for line in lines) else CLEAN), ""
 
 
