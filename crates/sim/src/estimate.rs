@@ -59,7 +59,7 @@ pub struct Estimate {
 pub struct Time {
     /// Forward and backward passes, with recomputation, without communication.
     pub compute: f64,
-    /// Time in which the device waits for the host to launch kernels.
+    /// Time that launching and starting kernels takes beyond their work, and the host between steps.
     pub host: f64,
     /// Exposed communication of each axis.
     pub tensor: f64,

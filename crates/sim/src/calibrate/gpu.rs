@@ -24,11 +24,12 @@ pub struct GpuMeasurement {
     pub launch: f64,
     /// Steps that are limited by the device.
     pub steps: Vec<MeasuredStep>,
-    /// A step of a model so small that it is limited by the host.
+    /// A step of a model so small that its kernels fill few units of the device.
     pub tiny: MeasuredStep,
     /// A step of the same model with fewer layers, which tells the costs of a step from those of a kernel.
-    #[serde(default)]
-    pub tiniest: Option<MeasuredStep>,
+    pub tiniest: MeasuredStep,
+    /// Steps of `tiny` with more tokens.
+    pub wider: Vec<MeasuredStep>,
 }
 
 /// Causal self-attention of `rows` = sequences × heads.
@@ -60,6 +61,7 @@ pub fn fit_gpu(cluster: &Cluster, measured: &GpuMeasurement) -> Result<Fitted, S
     let device = &mut neutral.accelerator;
     (device.efficiency, device.kernel_gap_us) = (None, 0.0);
     (device.launch_us, device.step_us) = (0.0, 0.0);
+    device.short_kernel_us = Curve::default();
     device.kernel_us = 1e6 * measured.kernel;
     device.stream = measured.copy_rate / (device.bandwidth_gbs * 1e9);
     device.host_gbs = Some(measured.host_rates.map(|rate| rate * 1e-9));
@@ -68,8 +70,8 @@ pub fn fit_gpu(cluster: &Cluster, measured: &GpuMeasurement) -> Result<Fitted, S
     let mut fitted = fit_steps(&neutral, &measured.steps, RankSkew::default(), matmul_error)?;
     let device = &mut fitted.cluster.accelerator;
     // The device is never idle in these steps: the host is ahead of it.
-    device.kernel_gap_us = 0.0;
-    fit_host(&mut fitted.cluster, measured);
+    (device.kernel_gap_us, device.launch_us) = (0.0, 1e6 * measured.launch);
+    fit_short_kernels(&mut fitted.cluster, measured);
     fitted.cluster.check()?;
     Ok(fitted)
 }
@@ -117,24 +119,29 @@ fn attention_rates(cluster: &Cluster, measured: &[MeasuredAttention]) -> Attenti
     rates
 }
 
-/// Fits the time per kernel launch to the difference between the tiny models, and the time per step to what remains. With
-/// one model, all of its time is that of launches.
-fn fit_host(cluster: &mut Cluster, measured: &GpuMeasurement) {
-    let seconds = |[launch_us, step_us]: [f64; 2], step: &MeasuredStep| {
+/// Fits the time of a short kernel to the difference between the tiny models, and the time per step to what remains; then
+/// the time of a short kernel to each step with more tokens.
+fn fit_short_kernels(cluster: &mut Cluster, measured: &GpuMeasurement) {
+    let tokens = |step: &MeasuredStep| (step.plan.train.micro_batch * step.plan.data.seq) as f64;
+    let seconds = |[kernel_us, step_us]: [f64; 2], step: &MeasuredStep| {
         let mut cluster = cluster.clone();
-        (cluster.accelerator.launch_us, cluster.accelerator.step_us) = (launch_us, step_us);
+        let device = &mut cluster.accelerator;
+        device.short_kernel_us = Curve(vec![(tokens(step), kernel_us)]);
+        device.step_us = step_us;
         estimate(&step.plan, &cluster, &Options::default()).step_s
     };
-    let tiny = &measured.tiny;
-    let found = match &measured.tiniest {
-        None => [solve(tiny.step, |launch_us| seconds([launch_us, 0.0], tiny)), 0.0],
-        Some(tiniest) => {
-            let more = |launch| seconds([launch, 0.0], tiny) - seconds([launch, 0.0], tiniest);
-            let launch_us = solve(tiny.step - tiniest.step, more);
-            [launch_us, solve(tiniest.step, |step_us| seconds([launch_us, step_us], tiniest))]
-        }
-    };
-    [cluster.accelerator.launch_us, cluster.accelerator.step_us] = found;
+    let GpuMeasurement { tiny, tiniest, wider, .. } = measured;
+    let more = |kernel_us| seconds([kernel_us, 0.0], tiny) - seconds([kernel_us, 0.0], tiniest);
+    let kernel_us = solve(tiny.step - tiniest.step, more);
+    let step_us = solve(tiniest.step, |step_us| seconds([kernel_us, step_us], tiniest));
+    let mut short = Curve(vec![(tokens(tiny), kernel_us)]);
+    for step in wider {
+        let kernel_us = solve(step.step, |kernel_us| seconds([kernel_us, step_us], step));
+        // With more tokens no kernel becomes faster.
+        let before = short.at(tokens(step)).unwrap_or(0.0);
+        short.add(tokens(step), kernel_us.max(before));
+    }
+    (cluster.accelerator.short_kernel_us, cluster.accelerator.step_us) = (short, step_us);
 }
 
 /// The number between 0 and 1,000,000 at which a function that does not fall reaches `wanted`; 0 if it exceeds it everywhere.

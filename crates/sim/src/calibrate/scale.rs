@@ -47,6 +47,7 @@ fn scaled(cluster: &Cluster, factor: f64) -> Cluster {
         accelerator.kernel_gap_us /= factor;
         accelerator.kernel_us /= factor;
         accelerator.launch_us /= factor;
+        accelerator.short_kernel_us.0.iter_mut().for_each(|(_, us)| *us /= factor);
         accelerator.step_us /= factor;
         if let Some(MatmulOverheads { f32, bf16, .. }) = &mut accelerator.matmul.overheads {
             f32.start_us /= factor;

@@ -3,7 +3,7 @@
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{AttentionRates, BUILT_IN, Efficiency, GIB};
+use super::{AttentionRates, BUILT_IN, Curve, Efficiency, GIB};
 
 /// A compute device.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -20,6 +20,9 @@ pub struct Accelerator {
     pub kernel_us: f64,
     /// Time for the host to launch a kernel. The device waits if this exceeds its compute time.
     pub launch_us: f64,
+    /// Mean time of the kernels of a model so small that they fill few units, by tokens of a micro-batch.
+    #[serde(default, skip_serializing_if = "Curve::is_empty")]
+    pub short_kernel_us: Curve,
     /// Time of the host once per step, with the device idle: reading loss and norm, and starting the next step. Updates of
     /// the optimizer overlap with it.
     #[serde(default)]
@@ -142,6 +145,11 @@ impl Accelerator {
     /// Memory in bytes.
     pub fn memory(&self) -> f64 {
         self.memory_gib * GIB
+    }
+
+    /// Seconds of a kernel with little work, in a micro-batch of some tokens.
+    pub(crate) fn short_kernel(&self, tokens: f64) -> f64 {
+        1e-6 * self.short_kernel_us.at(tokens).unwrap_or(0.0)
     }
 
     /// Bytes per second of a copy kernel.

@@ -179,6 +179,7 @@ impl Mistakes {
         self.positive("stream", accelerator.stream);
         self.not_negative("kernel_us", accelerator.kernel_us);
         self.not_negative("launch_us", accelerator.launch_us);
+        self.curve("short_kernel_us", &accelerator.short_kernel_us.0);
         self.not_negative("step_us", accelerator.step_us);
         self.not_negative("kernel_gap_us", accelerator.kernel_gap_us);
         self.not_negative("reserve_gib", accelerator.reserve_gib);

@@ -43,7 +43,7 @@ pub struct OpCurves {
     pub elementwise: Curve,
 }
 
-/// Points (size, efficiency), ordered by size. Interpolated log-log, constant beyond the ends. Empty: not measured.
+/// Points (size, value), ordered by size. Interpolated log-log, constant beyond the ends. Empty: not measured.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Curve(pub Vec<(f64, f64)>);
 
@@ -116,7 +116,11 @@ impl OpCurves {
 }
 
 impl Curve {
-    /// Efficiency at a size.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The value at a size.
     ///
     /// ```
     /// use lockstep_sim::Curve;
@@ -137,8 +141,8 @@ impl Curve {
     }
 
     /// Inserts a point.
-    pub fn add(&mut self, size: f64, reached: f64) {
+    pub fn add(&mut self, size: f64, value: f64) {
         let at = self.0.partition_point(|(other, _)| *other < size);
-        self.0.insert(at, (size, reached));
+        self.0.insert(at, (size, value));
     }
 }

@@ -124,11 +124,16 @@ struct Pass {
 /// A pass with `waits` seconds of exposed communication, limited by the device or by the host that launches its kernels.
 /// Launching a collective takes the host about as long as a small one takes, so neither overlaps with the other. On CPUs
 /// the gap between kernels is added to both.
+///
+/// On the device some kernels are short, and the time of others is that of their work. The root of the sum of squares is
+/// within a tenth of what small models of 128 to 512 columns took on an H200; the larger of both was up to 18% too low.
 fn pass(case: &Case, cost: Cost, waits: f64, speed: f64) -> Pass {
     let device = &case.cluster.accelerator;
     let compute = cost.seconds / speed;
-    let host = cost.kernels * device.launch_us * 1e-6;
-    let host = (host - compute).max(0.0) + cost.kernels * device.kernel_gap_us * 1e-6;
+    let short = cost.kernels * device.short_kernel(case.tokens);
+    let launches = cost.kernels * device.launch_us * 1e-6;
+    let gaps = cost.kernels * device.kernel_gap_us * 1e-6;
+    let host = compute.hypot(short).max(launches) - compute + gaps;
     Pass { seconds: compute + waits + host, compute, host }
 }
 

@@ -177,7 +177,8 @@ fn made_up_gpu() -> Cluster {
     cluster.links.truncate(1);
     cluster.links[0].span = None;
     let device = &mut cluster.accelerator;
-    (device.stream, device.kernel_us, device.launch_us) = (0.8, 2.0, 4.0);
+    (device.stream, device.kernel_us, device.launch_us) = (0.8, 2.0, 1.0);
+    device.short_kernel_us = Curve(vec![(1024.0, 4.0), (4096.0, 9.0)]);
     device.step_us = 300.0;
     (device.peak.tf32, device.host_gbs) = (Some(494.5), Some([50.0, 40.0]));
     let shape = &mut device.matmul;
@@ -223,11 +224,11 @@ fn gpu_step(gpu: &Cluster, family: &str, compute: &str, sizes: [usize; 2]) -> Me
     measured_step(gpu, &text)
 }
 
-/// A step that the made-up host limits.
-fn tiny_step(gpu: &Cluster, layers: usize) -> MeasuredStep {
+/// A step of short kernels.
+fn small_step(gpu: &Cluster, [layers, batch]: [usize; 2]) -> MeasuredStep {
     let text = format!(
         "[model]\nfamily = \"gpt2\"\ndim = 128\nlayers = {layers}\nheads = 4\nseq = 128\nvocab = 512\n\
-         [train]\nmicro_batch = 8\nglobal_batch = 8\n[device]\nkind = \"cuda\"\n[precision]\ncompute = \"bf16\"\n"
+         [train]\nmicro_batch = {batch}\nglobal_batch = {batch}\n[device]\nkind = \"cuda\"\n[precision]\ncompute = \"bf16\"\n"
     );
     measured_step(gpu, &text)
 }
@@ -306,10 +307,11 @@ fn a_synthetic_gpu_is_recovered() {
         copy_rate: device.stream_rate(),
         host_rates: [50e9, 40e9],
         kernel: 2e-6,
-        launch: 4e-6,
+        launch: 1e-6,
         steps,
-        tiny: tiny_step(&gpu, 6),
-        tiniest: Some(tiny_step(&gpu, 2)),
+        tiny: small_step(&gpu, [6, 8]),
+        tiniest: small_step(&gpu, [2, 8]),
+        wider: vec![small_step(&gpu, [6, 32])],
     };
     let found = fit_gpu(&Cluster::built_in("h200").unwrap(), &measured).unwrap();
     assert!(found.matmul_error < 1e-6, "{}", found.matmul_error);
@@ -318,12 +320,12 @@ fn a_synthetic_gpu_is_recovered() {
     }
     let fitted = &found.cluster.accelerator;
     let near = |found: f64, made: f64| (found / made - 1.0).abs() < 0.1;
-    assert!(near(fitted.launch_us, 4.0), "{}", fitted.launch_us);
+    let points = fitted.short_kernel_us.0.iter().zip(&device.short_kernel_us.0);
+    assert!(points.clone().count() == 2 && near(fitted.launch_us, 1.0));
+    for ((tokens, found), (made_tokens, made)) in points {
+        assert!(tokens == made_tokens && near(*found, *made), "{tokens}: {found}, not {made}");
+    }
     assert!(near(fitted.step_us, 300.0), "{}", fitted.step_us);
-    // Without the smaller of the tiny models, all of the time is that of launches.
-    let one = GpuMeasurement { tiniest: None, ..measured.clone() };
-    let one = fit_gpu(&Cluster::built_in("h200").unwrap(), &one).unwrap().cluster.accelerator;
-    assert!(one.launch_us > 4.5 && one.step_us == 0.0, "{}", one.launch_us);
     assert_eq!(fitted.peak.bf16, 989.0, "that of the data sheet");
     let best = |overheads: &MatmulOverheads| [overheads.f32.best, overheads.tf32.unwrap().best];
     let found_best = best(fitted.matmul.overheads.as_ref().unwrap());

@@ -4,11 +4,16 @@
 use lockstep_plan::{Config, Plan};
 use lockstep_sim::{Cluster, Options, estimate};
 
-const GPT2: &str = "family = \"gpt2\"\nvocab = 50304\nseq = 1024\ntied = true\n";
 const LLAMA_1B: &str = "family = \"llama\"\ndim = 2048\nlayers = 16\nheads = 32\nkv_heads = 8\nffn = 8192\n\
                         vocab = 128256\ntied = true\n";
-const EXPERTS: &str = "family = \"moe\"\nvocab = 50304\nseq = 1024\ntied = true\nffn = 2048\nexperts = 8\ntop_k = 2\n\
+const EXPERTS: &str = "family = \"moe\"\nvocab = 50304\ntied = true\nffn = 2048\nexperts = 8\ntop_k = 2\n\
                        aux_loss = 0.0\nz_loss = 0.0\n";
+
+fn model(family: &str, [dim, layers, heads, vocab]: [usize; 4]) -> String {
+    format!(
+        "family = \"{family}\"\ndim = {dim}\nlayers = {layers}\nheads = {heads}\nvocab = {vocab}\ntied = true\n"
+    )
+}
 
 /// A plan with a batch, a micro-batch and a layout such as `data=2 zero=1`.
 fn plan_on(
@@ -20,7 +25,7 @@ fn plan_on(
     layout: &str,
 ) -> Plan {
     let text = format!(
-        "[model]\n{model}[data]\nseq = {seq}\n[train]\nglobal_batch = {batch}\nmicro_batch = {micro}\n\
+        "[model]\n{model}seq = {seq}\n[data]\nseq = {seq}\n[train]\nglobal_batch = {batch}\nmicro_batch = {micro}\n\
          [precision]\ncompute = \"bf16\"\n[device]\nkind = \"cuda\"\n"
     );
     let config = Config::parse(&text, &[]).with_layout(layout);
@@ -30,23 +35,30 @@ fn plan_on(
 #[test]
 fn steps_of_an_h200_are_predicted_within_a_tenth() {
     let cluster = Cluster::parse(include_str!("../measured/h200.toml")).unwrap();
-    let gpt2 =
-        |dim, layers, heads| format!("{GPT2}dim = {dim}\nlayers = {layers}\nheads = {heads}\n");
-    let small = gpt2(768, 12, 12);
-    let llama = |seq| format!("{LLAMA_1B}seq = {seq}\n");
+    let gpt2 = |dim, layers, heads, vocab| model("gpt2", [dim, layers, heads, vocab]);
+    let small = gpt2(768, 12, 12, 50304);
+    let tiny = gpt2(128, 4, 4, 264);
     let experts = format!("{EXPERTS}dim = 768\nlayers = 12\nheads = 12\n");
     // Model, sequence length, batch and micro-batch, and measured milliseconds.
     let measured = [
         (small.clone(), 1024, [16, 16], 29.5),
         (small.clone(), 1024, [16, 4], 33.6),
         (small.clone(), 1024, [16, 2], 40.8),
-        (small.clone(), 1024, [32, 32], 56.5),
-        (small, 1024, [64, 64], 110.8),
-        (gpt2(1024, 24, 16), 1024, [16, 16], 77.7),
-        (gpt2(1600, 48, 25), 1024, [8, 8], 168.6),
-        (llama(4096), 4096, [4, 4], 248.6),
-        (llama(8192), 8192, [2, 2], 282.5),
-        (experts, 1024, [16, 16], 53.1),
+        (small.clone(), 1024, [32, 32], 55.7),
+        (small, 1024, [64, 64], 108.7),
+        (gpt2(1024, 24, 16, 50304), 1024, [16, 16], 77.7),
+        (gpt2(1600, 48, 25, 50304), 1024, [8, 8], 168.6),
+        (LLAMA_1B.into(), 4096, [4, 4], 248.6),
+        (LLAMA_1B.into(), 8192, [2, 2], 282.5),
+        (experts, 1024, [16, 16], 53.4),
+        // So small that most of their kernels fill few units.
+        (tiny.clone(), 128, [4, 4], 0.520),
+        (tiny.clone(), 128, [16, 16], 0.626),
+        (tiny, 128, [64, 64], 0.971),
+        (gpt2(256, 8, 4, 1024), 256, [8, 8], 1.382),
+        (gpt2(384, 6, 6, 4096), 512, [4, 4], 1.319),
+        (gpt2(512, 8, 8, 8192), 512, [4, 4], 2.187),
+        (model("llama", [256, 6, 4, 1024]) + "ffn = 768\n", 256, [16, 16], 1.208),
     ];
     for (model, seq, batch, milliseconds) in measured {
         let plan = plan_on(&cluster, 1, &model, seq, batch, "");
@@ -54,7 +66,7 @@ fn steps_of_an_h200_are_predicted_within_a_tenth() {
         let error = predicted / milliseconds - 1.0;
         let what = format!("{} of {}, batch {batch:?}", plan.model.family.name(), plan.model.dim);
         println!(
-            "{what}: {predicted:.1} ms predicted, {milliseconds} measured ({:+.1}%)",
+            "{what}: {predicted:.2} ms predicted, {milliseconds} measured ({:+.1}%)",
             100.0 * error
         );
         assert!(error.abs() < 0.1, "{what}: {predicted} ms, not {milliseconds}");
@@ -66,10 +78,9 @@ fn steps_of_an_h200_are_predicted_within_a_tenth() {
 fn steps_of_two_ranks_on_an_h200_are_predicted() {
     let one = Cluster::parse(include_str!("../measured/h200.toml")).unwrap();
     let cluster = one.shared_by(2, true);
-    let small = format!("{GPT2}dim = 768\nlayers = 12\nheads = 12\n");
-    let llama = format!("{LLAMA_1B}seq = 4096\n");
+    let small = model("gpt2", [768, 12, 12, 50304]);
     let small = ("GPT-2 124M", small.as_str(), 1024, 16);
-    let llama = ("Llama 1B", llama.as_str(), 4096, 4);
+    let llama = ("Llama 1B", LLAMA_1B, 4096, 4);
     // Model, layout, fraction of the batch in a micro-batch, and measured tokens/s.
     let rows = [
         (small, "data=2", 2, 515_118.0),

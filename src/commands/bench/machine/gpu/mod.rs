@@ -37,17 +37,21 @@ pub fn measure(out: &Path) -> anyhow::Result<Cluster> {
 
 fn measure_all(world: &World) -> anyhow::Result<GpuMeasurement> {
     let gpu = Device::cuda(0)?;
-    let [tiny, tiniest] = TINY_LAYERS.map(references::tiny);
-    let mut measured = operations::measure(&gpu, steps(world, &gpu, tiny?)?)?;
-    measured.tiniest = Some(steps(world, &gpu, tiniest?)?);
+    let small = |sizes| steps(world, &gpu, references::small(sizes)?);
+    let mut measured = operations::measure(&gpu, [small(TINY)?, small(TINIEST)?])?;
+    for sizes in WIDER {
+        measured.wider.push(small(sizes)?);
+    }
     for reference in references::all()? {
         measured.steps.push(steps(world, &gpu, reference)?);
     }
     Ok(measured)
 }
 
-/// Layers of the models whose steps are limited by the host.
-const TINY_LAYERS: [usize; 2] = [6, 2];
+/// Layers and sequences of the small models.
+const TINY: [usize; 2] = [6, 8];
+const TINIEST: [usize; 2] = [2, 8];
+const WIDER: [[usize; 2]; 2] = [[6, 32], [6, 128]];
 
 /// Time of the steps of a reference model in seconds, after the warm-up. A GPU lowers its clock under load.
 const SECONDS: [f64; 2] = [0.5, 1.0];
@@ -216,9 +220,14 @@ fn print(measured: &GpuMeasurement, fitted: &Fitted) {
         );
     }
     print_line!(
-        "  error of the fit: {:.1}% on average for matrix multiplications; in a step that the host limits {:.1} µs per kernel and {:.0} µs per step",
-        100.0 * fitted.matmul_error,
-        gpu.launch_us,
+        "  error of the fit: {:.1}% on average for matrix multiplications",
+        100.0 * fitted.matmul_error
+    );
+    let short = |(tokens, us): &(f64, f64)| format!("{us:.1} µs with {tokens:.0} tokens");
+    let short: Vec<String> = gpu.short_kernel_us.0.iter().map(short).collect();
+    print_line!(
+        "  kernels of a small model take {} on average, and its step {:.0} µs more",
+        short.join(", "),
         gpu.step_us
     );
 }

@@ -41,8 +41,8 @@ const COPY_BYTES: usize = 1 << 30;
 /// Measurement time of an operation in seconds, after a warm-up of a third of it.
 const SECONDS: f64 = 0.03;
 
-/// Measures all operations. `tiny` is the step that is limited by the host.
-pub fn measure(gpu: &Device, tiny: MeasuredStep) -> anyhow::Result<GpuMeasurement> {
+/// Measures all operations. The steps are of two small models.
+pub fn measure(gpu: &Device, [tiny, tiniest]: [MeasuredStep; 2]) -> anyhow::Result<GpuMeasurement> {
     let [kernel, launch] = launches(gpu);
     let both = [Dtype::F32, Dtype::Bf16];
     gpu.set_tf32(false);
@@ -60,7 +60,8 @@ pub fn measure(gpu: &Device, tiny: MeasuredStep) -> anyhow::Result<GpuMeasuremen
         launch,
         steps: Vec::new(),
         tiny,
-        tiniest: None,
+        tiniest,
+        wider: Vec::new(),
     })
 }
 

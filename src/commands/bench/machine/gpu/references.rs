@@ -1,5 +1,5 @@
-//! Reference models for a GPU: large enough that the host is ahead of the device, in both families and with experts. They
-//! are not presets, so predictions for presets are not fitted to themselves.
+//! Reference models for a GPU: large enough to fill it, in both families and with experts, and small ones. They are not
+//! presets, so predictions for presets are not fitted to themselves.
 
 use anyhow::Context;
 use lockstep_plan::{Config, Plan};
@@ -35,9 +35,9 @@ pub fn all() -> anyhow::Result<Vec<Reference>> {
     SIZES.into_iter().map(reference).collect()
 }
 
-/// A model whose step is limited by the host, with a number of layers.
-pub fn tiny(layers: usize) -> anyhow::Result<Reference> {
-    reference(("gpt2", "bf16", [128, layers, 4, 128, 512, 8, 1]))
+/// A model whose kernels fill few units of a GPU.
+pub fn small([layers, sequences]: [usize; 2]) -> anyhow::Result<Reference> {
+    reference(("gpt2", "bf16", [128, layers, 4, 128, 512, sequences, 1]))
 }
 
 fn reference((family, compute, sizes): Size) -> anyhow::Result<Reference> {
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn reference_models_are_valid() {
         let mut references = all().unwrap();
-        references.push(tiny(2).unwrap());
+        references.push(small([2, 8]).unwrap());
         let small = references.iter().filter(|one| one.plan.train.accumulation > 1);
         assert!(small.clone().count() > 0);
         for Reference { file, plan } in small {
