@@ -28,7 +28,7 @@ pub struct GpuMeasurement {
     pub tiny: MeasuredStep,
     /// A step of the same model with fewer layers, which tells the costs of a step from those of a kernel.
     pub tiniest: MeasuredStep,
-    /// Steps of `tiny` with more tokens.
+    /// Steps of `tiny` with more and more tokens.
     pub wider: Vec<MeasuredStep>,
 }
 
@@ -134,12 +134,17 @@ fn fit_short_kernels(cluster: &mut Cluster, measured: &GpuMeasurement) {
     let more = |kernel_us| seconds([kernel_us, 0.0], tiny) - seconds([kernel_us, 0.0], tiniest);
     let kernel_us = solve(tiny.step - tiniest.step, more);
     let step_us = solve(tiniest.step, |step_us| seconds([kernel_us, step_us], tiniest));
-    let mut short = Curve(vec![(tokens(tiny), kernel_us)]);
-    for step in wider {
-        let kernel_us = solve(step.step, |kernel_us| seconds([kernel_us, step_us], step));
+    let wider = wider
+        .iter()
+        .map(|step| (step, solve(step.step, |kernel_us| seconds([kernel_us, step_us], step))));
+    let mut short = Curve::default();
+    for (step, kernel_us) in std::iter::once((tiny, kernel_us)).chain(wider) {
         // With more tokens no kernel becomes faster.
-        let before = short.at(tokens(step)).unwrap_or(0.0);
-        short.add(tokens(step), kernel_us.max(before));
+        let least = short.at(tokens(step)).unwrap_or(0.0);
+        // Zero: the work of the kernels is all that this model takes.
+        if kernel_us.max(least) > 0.0 {
+            short.add(tokens(step), kernel_us.max(least));
+        }
     }
     (cluster.accelerator.short_kernel_us, cluster.accelerator.step_us) = (short, step_us);
 }

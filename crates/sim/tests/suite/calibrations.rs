@@ -326,6 +326,12 @@ fn a_synthetic_gpu_is_recovered() {
         assert!(tokens == made_tokens && near(*found, *made), "{tokens}: {found}, not {made}");
     }
     assert!(near(fitted.step_us, 300.0), "{}", fitted.step_us);
+    // A GPU on which no kernel is short.
+    let mut fast = measured.clone();
+    let tiny = [&mut fast.tiny, &mut fast.tiniest].into_iter();
+    tiny.chain(&mut fast.wider).for_each(|step| step.step = 1e-9);
+    let fast = fit_gpu(&Cluster::built_in("h200").unwrap(), &fast).unwrap().cluster.accelerator;
+    assert!(fast.short_kernel_us.is_empty() && fast.step_us == 0.0);
     assert_eq!(fitted.peak.bf16, 989.0, "that of the data sheet");
     let best = |overheads: &MatmulOverheads| [overheads.f32.best, overheads.tf32.unwrap().best];
     let found_best = best(fitted.matmul.overheads.as_ref().unwrap());
