@@ -66,21 +66,25 @@ pub fn fit(
     (device.efficiency, device.kernel_gap_us, device.launch_us) = (None, 0.0, 0.0);
     device.attention = [(1.0, 0.0); 2];
     let matmul_error = fit_matmuls(&mut neutral, &first.plan, matmuls)?;
-    fit_steps(&neutral, steps, together, matmul_error)
+    fit_steps(&neutral, steps, together, matmul_error, |_| {})
 }
 
-/// Fits the efficiencies to the steps, with matmuls as they were fitted.
+/// Fits the efficiencies to the steps, with matmuls as they were fitted. `finish` completes a fitted cluster.
 pub(super) fn fit_steps(
     neutral: &Cluster,
     steps: &[MeasuredStep],
     together: RankSkew,
     matmul_error: f64,
+    finish: impl Fn(&mut Cluster),
 ) -> Result<Fitted, String> {
     let models: Vec<StepModel> =
         steps.iter().map(|measured| StepModel::of(neutral, measured)).collect();
     let with_efficiency = |but: Option<usize>| {
         let steps = models.iter().enumerate().filter(|(number, _)| Some(*number) != but);
-        with_efficiency(neutral, &steps.map(|(_, model)| model).collect::<Vec<_>>(), together)
+        let steps: Vec<_> = steps.map(|(_, model)| model).collect();
+        let mut cluster = with_efficiency(neutral, &steps, together)?;
+        finish(&mut cluster);
+        Ok::<_, String>(cluster)
     };
     let predicted = |cluster: &Cluster, measured: &MeasuredStep| {
         estimate(&measured.plan, cluster, &Options::default()).step_s / measured.step

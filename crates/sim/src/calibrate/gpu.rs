@@ -67,11 +67,13 @@ pub fn fit_gpu(cluster: &Cluster, measured: &GpuMeasurement) -> Result<Fitted, S
     device.host_gbs = Some(measured.host_rates.map(|rate| rate * 1e-9));
     let matmul_error = fit_matmuls(&mut neutral, measured)?;
     neutral.accelerator.attention_rates = attention_rates(&neutral, &measured.attention);
-    let mut fitted = fit_steps(&neutral, &measured.steps, RankSkew::default(), matmul_error)?;
-    let device = &mut fitted.cluster.accelerator;
-    // The device is never idle in these steps: the host is ahead of it.
-    (device.kernel_gap_us, device.launch_us) = (0.0, 1e6 * measured.launch);
-    fit_short_kernels(&mut fitted.cluster, measured);
+    let finish = |cluster: &mut Cluster| {
+        let device = &mut cluster.accelerator;
+        // The device is never idle in the steps: the host is ahead of it.
+        (device.kernel_gap_us, device.launch_us) = (0.0, 1e6 * measured.launch);
+        fit_short_kernels(cluster, measured);
+    };
+    let fitted = fit_steps(&neutral, &measured.steps, RankSkew::default(), matmul_error, finish)?;
     fitted.cluster.check()?;
     Ok(fitted)
 }
