@@ -7,7 +7,7 @@
 
 A test is clean if it passes and the tool reports nothing. Prints the beginning of the report of each other test. A tool may
 itself fail in kernels of cuBLASLt and cuDNN, or not end in time: such tests are counted apart. Exits with 1 if a tool has
-found something, or if no test was clean.
+found something, if a test failed, or if no test was clean.
 
 Known reports, with CUDA 13.0: racecheck and synccheck find errors in cuDNN's attention kernels. initcheck takes what cuDNN
 and cuBLASLt write with the copy engine for uninitialized, also when `attention_add_bf16` reads it.
@@ -24,7 +24,8 @@ import subprocess
 import sys
 
 TOOLS = ["memcheck", "initcheck", "synccheck", "racecheck"]
-CLEAN, FOUND, FAILED, LATE, SKIPPED = "clean", "found something", "the tool failed", "not finished", "skipped"
+CLEAN, FOUND, BROKEN = "clean", "found something", "the test failed"
+FAILED, LATE, SKIPPED = "the tool failed", "not finished", "skipped"
 # The last line of a tool.
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 
@@ -43,9 +44,9 @@ def main():
     for tool, test, end, report in reports:
         print(f"\n{tool} {test}: {end}\n{report}")
     for tool in args.tools:
-        ends = [f"{counts[tool, end]} {end}" for end in (CLEAN, FOUND, FAILED, LATE, SKIPPED) if counts[tool, end]]
+        ends = [f"{counts[tool, end]} {end}" for end in (CLEAN, FOUND, BROKEN, FAILED, LATE, SKIPPED) if counts[tool, end]]
         print(f"{tool}: {', '.join(ends) or 'no tests'}")
-    sys.exit(any(counts[tool, FOUND] or not counts[tool, CLEAN] for tool in args.tools))
+    sys.exit(any(counts[tool, FOUND] or counts[tool, BROKEN] or not counts[tool, CLEAN] for tool in args.tools))
 
 
 def tests(args):
@@ -79,9 +80,8 @@ def run(args, tool, test):
     if int(summary[1]) > 0:
         return FOUND, report
     if process.returncode != 0:
-        # The test itself failed; what it said is not the tool's.
         own = [line for line in (out + err).splitlines() if not line.startswith("=========")]
-        return FOUND, "\n".join(own[-12:])
+        return BROKEN, "\n".join(own[-12:])
     return (SKIPPED if any("skipped: " in line for line in lines) else CLEAN), ""
 
 

@@ -1,3 +1,5 @@
+//! Hardware queues between a process and a GPU, to which the driver assigns the streams.
+
 /// The variable with the number of queues that a process uses of a GPU. The driver reads it when it opens a GPU.
 const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// As many as a GPU has.

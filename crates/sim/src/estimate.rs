@@ -59,7 +59,7 @@ pub struct Estimate {
 pub struct Time {
     /// Forward and backward passes, with recomputation, without communication.
     pub compute: f64,
-    /// Time that launching and starting kernels takes beyond their work, and the host between steps.
+    /// Kernel overhead: the time of launches and of short kernels beyond their work, and of the host between steps.
     pub host: f64,
     /// Exposed communication of each axis.
     pub tensor: f64,

@@ -24,12 +24,12 @@ pub struct GpuMeasurement {
     pub launch: f64,
     /// Steps that are limited by the device.
     pub steps: Vec<MeasuredStep>,
-    /// A step of a model so small that its kernels fill few units of the device.
+    /// A step of a model whose kernels are too small to fill the device.
     pub tiny: MeasuredStep,
     /// A step of the same model with fewer layers, which tells the costs of a step from those of a kernel.
     pub tiniest: MeasuredStep,
     /// Steps of `tiny` with more and more tokens.
-    pub wider: Vec<MeasuredStep>,
+    pub more_tokens: Vec<MeasuredStep>,
 }
 
 /// Causal self-attention of `rows` = sequences × heads.
@@ -132,15 +132,15 @@ fn fit_short_kernels(cluster: &mut Cluster, measured: &GpuMeasurement) {
         device.step_us = step_us;
         estimate(&step.plan, &cluster, &Options::default()).step_s
     };
-    let GpuMeasurement { tiny, tiniest, wider, .. } = measured;
+    let GpuMeasurement { tiny, tiniest, more_tokens, .. } = measured;
     let more = |kernel_us| seconds([kernel_us, 0.0], tiny) - seconds([kernel_us, 0.0], tiniest);
     let kernel_us = solve(tiny.step - tiniest.step, more);
     let step_us = solve(tiniest.step, |step_us| seconds([kernel_us, step_us], tiniest));
-    let wider = wider
+    let others = more_tokens
         .iter()
         .map(|step| (step, solve(step.step, |kernel_us| seconds([kernel_us, step_us], step))));
     let mut short = Curve::default();
-    for (step, kernel_us) in std::iter::once((tiny, kernel_us)).chain(wider) {
+    for (step, kernel_us) in std::iter::once((tiny, kernel_us)).chain(others) {
         // With more tokens no kernel becomes faster.
         let least = short.at(tokens(step)).unwrap_or(0.0);
         // Zero: the work of the kernels is all that this model takes.

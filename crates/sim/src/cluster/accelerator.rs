@@ -20,7 +20,7 @@ pub struct Accelerator {
     pub kernel_us: f64,
     /// Time for the host to launch a kernel. The device waits if this exceeds its compute time.
     pub launch_us: f64,
-    /// Mean time of the kernels of a model so small that they fill few units, by tokens of a micro-batch.
+    /// Mean time of kernels that are too small to fill the device, by tokens of a micro-batch.
     #[serde(default, skip_serializing_if = "Curve::is_empty")]
     pub short_kernel_us: Curve,
     /// Time of the host once per step, with the device idle: reading loss and norm, and starting the next step. Updates of

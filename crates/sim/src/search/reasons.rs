@@ -165,7 +165,7 @@ pub fn time_breakdown(estimate: &Estimate) -> [(&'static str, f64); 9] {
     let time = &estimate.time;
     [
         ("compute", time.compute),
-        ("kernel launches", time.host),
+        ("kernel overhead", time.host),
         ("tensor communication", time.tensor),
         ("context communication", time.context),
         ("expert communication", time.expert),

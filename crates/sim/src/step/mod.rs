@@ -126,7 +126,7 @@ struct Pass {
 /// the gap between kernels is added to both.
 ///
 /// On the device some kernels are short, and the time of others is that of their work. The root of the sum of squares is
-/// within a tenth of what small models of 128 to 512 columns took on an H200; the larger of both was up to 18% too low.
+/// within a tenth of what models with a hidden size of 128 to 512 took on an H200; the larger of both was up to 18% too low.
 fn pass(case: &Case, cost: Cost, waits: f64, speed: f64) -> Pass {
     let device = &case.cluster.accelerator;
     let compute = cost.seconds / speed;

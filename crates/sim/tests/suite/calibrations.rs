@@ -311,7 +311,7 @@ fn a_synthetic_gpu_is_recovered() {
         steps,
         tiny: small_step(&gpu, [6, 8]),
         tiniest: small_step(&gpu, [2, 8]),
-        wider: vec![small_step(&gpu, [6, 32])],
+        more_tokens: vec![small_step(&gpu, [6, 32])],
     };
     let found = fit_gpu(&Cluster::built_in("h200").unwrap(), &measured).unwrap();
     assert!(found.matmul_error < 1e-6, "{}", found.matmul_error);
@@ -329,7 +329,7 @@ fn a_synthetic_gpu_is_recovered() {
     // A GPU on which no kernel is short.
     let mut fast = measured.clone();
     let tiny = [&mut fast.tiny, &mut fast.tiniest].into_iter();
-    tiny.chain(&mut fast.wider).for_each(|step| step.step = 1e-9);
+    tiny.chain(&mut fast.more_tokens).for_each(|step| step.step = 1e-9);
     let fast = fit_gpu(&Cluster::built_in("h200").unwrap(), &fast).unwrap().cluster.accelerator;
     assert!(fast.short_kernel_us.is_empty() && fast.step_us == 0.0);
     assert_eq!(fitted.peak.bf16, 989.0, "that of the data sheet");

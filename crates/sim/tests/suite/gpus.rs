@@ -51,7 +51,7 @@ fn steps_of_an_h200_are_predicted_within_a_tenth() {
         (LLAMA_1B.into(), 4096, [4, 4], 248.6),
         (LLAMA_1B.into(), 8192, [2, 2], 282.5),
         (experts, 1024, [16, 16], 53.4),
-        // So small that most of their kernels fill few units.
+        // Most of their kernels are too small to fill the GPU.
         (tiny.clone(), 128, [4, 4], 0.520),
         (tiny.clone(), 128, [16, 16], 0.626),
         (tiny, 128, [64, 64], 0.971),

@@ -39,8 +39,8 @@ fn measure_all(world: &World) -> anyhow::Result<GpuMeasurement> {
     let gpu = Device::cuda(0)?;
     let small = |sizes| steps(world, &gpu, references::small(sizes)?);
     let mut measured = operations::measure(&gpu, [small(TINY)?, small(TINIEST)?])?;
-    for sizes in WIDER {
-        measured.wider.push(small(sizes)?);
+    for sizes in MORE_TOKENS {
+        measured.more_tokens.push(small(sizes)?);
     }
     for reference in references::all()? {
         measured.steps.push(steps(world, &gpu, reference)?);
@@ -48,10 +48,10 @@ fn measure_all(world: &World) -> anyhow::Result<GpuMeasurement> {
     Ok(measured)
 }
 
-/// Layers and sequences of the small models.
+/// Layers and sequences of the small models, whose kernels do not fill a GPU.
 const TINY: [usize; 2] = [6, 8];
 const TINIEST: [usize; 2] = [2, 8];
-const WIDER: [[usize; 2]; 2] = [[6, 32], [6, 128]];
+const MORE_TOKENS: [[usize; 2]; 2] = [[6, 32], [6, 128]];
 
 /// Time of the steps of a reference model in seconds, after the warm-up. A GPU lowers its clock under load.
 const SECONDS: [f64; 2] = [0.5, 1.0];

@@ -61,7 +61,7 @@ pub fn measure(gpu: &Device, [tiny, tiniest]: [MeasuredStep; 2]) -> anyhow::Resu
         steps: Vec::new(),
         tiny,
         tiniest,
-        wider: Vec::new(),
+        more_tokens: Vec::new(),
     })
 }
 

@@ -35,7 +35,7 @@ pub fn all() -> anyhow::Result<Vec<Reference>> {
     SIZES.into_iter().map(reference).collect()
 }
 
-/// A model whose kernels fill few units of a GPU.
+/// A model whose kernels are too small to fill a GPU.
 pub fn small([layers, sequences]: [usize; 2]) -> anyhow::Result<Reference> {
     reference(("gpt2", "bf16", [128, layers, 4, 128, 512, sequences, 1]))
 }
